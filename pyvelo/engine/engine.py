@@ -36,6 +36,7 @@ from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.hub import locate
 from pyvelo.native import Context, Model, Sampler, StepArrays, reserved_memory, system_info
 from pyvelo.native.compute import compute, release_team
+from pyvelo.store.base import StoreTotals
 from pyvelo.store.opening import open_persistence
 from pyvelo.store.persistence import Persistence
 
@@ -172,7 +173,7 @@ class Engine(Generator):
 
     def _picture(self) -> EngineStats:
         core, info = self.core, self.context.info
-        stored = (0, 0, 0) if self.persistence is None else self.persistence.totals
+        stored = StoreTotals() if self.persistence is None else self.persistence.totals
         return picture(core.manager, core.counters, core.queues, core.limits, info, self.pool, stored)
 
 

@@ -261,7 +261,7 @@ class ActiveRequests:
                 request.parent.n_cached = table.n_tokens
                 if swapped is not None:  # behind the blocks that were a prefix hit
                     n_hit = table.n_published * self._manager.block_size
-                    request.parent.n_swapped_in = table.n_tokens - n_hit
+                    request.parent.n_host += table.n_tokens - n_hit
         request.status = RUNNING
         insort(self.running, request, key=_rank)
 

@@ -124,7 +124,7 @@ class ParentRequest:
     aborted: the samples shall end; n_open: samples that have not ended.
     n_generated: tokens of all samples.
     n_cached: tokens of the prompt that were not computed when the first sample started.
-    n_swapped_in, n_loaded: cached tokens that were in host memory, and in the KV store, not in the pool.
+    n_host, n_loaded: cached tokens that were in host memory, and in the KV store, not in the pool.
     first_token: time of the first token of any sample; end: of the end of the latest sample that ended.
     n_preempted: of its samples.
     n_blocks, peak_blocks, block_seconds: blocks of its samples, each counted, if `BlockMeter` runs.
@@ -132,7 +132,7 @@ class ParentRequest:
 
     __slots__ = (
         *("__weakref__", "aborted", "batch_id", "block_seconds", "end", "first_token", "n_blocks"),
-        *("n_cached", "n_generated", "n_loaded", "n_open", "n_preempted", "n_swapped_in", "peak_blocks"),
+        *("n_cached", "n_generated", "n_host", "n_loaded", "n_open", "n_preempted", "peak_blocks"),
         "request_id",
     )
 
@@ -145,7 +145,7 @@ class ParentRequest:
         self.n_cached: int | None = None
         self.first_token: float | None = None
         self.end = 0.0
-        self.n_preempted = self.n_swapped_in = self.n_loaded = self.n_blocks = self.peak_blocks = 0
+        self.n_preempted = self.n_host = self.n_loaded = self.n_blocks = self.peak_blocks = 0
         self.block_seconds = 0.0
 
     def ended(self, now: float) -> None:

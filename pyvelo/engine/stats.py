@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pyvelo.memory.budget import Limits, PoolSize
     from pyvelo.native import ContextInfo
     from pyvelo.outputs import FinishReason
+    from pyvelo.store.base import StoreTotals
 
 __all__ = ["BlockMeter", "Counters", "EngineStats", "QueueLengths", "picture"]
 
@@ -74,6 +75,7 @@ class EngineStats:
     queried_tokens: int  # prompt tokens of sequences that started
     hit_tokens: int  # queried tokens that were a prefix hit
     loaded_tokens: int  # tokens that were loaded from the KV store into the pool, before they were hits
+    host_loaded_tokens: int  # loaded tokens that were in host memory, in front of the store
     saved_blocks: int  # blocks and states that were saved in the KV store
     store_failures: int  # calls of the KV store that failed, and records of it that were damaged
     block_copies: int
@@ -158,10 +160,9 @@ def picture(
     limits: Limits,
     info: ContextInfo,
     pool: PoolSize,
-    stored: tuple[int, int, int],
+    stored: StoreTotals,
 ) -> EngineStats:
-    """Return the numbers of an engine between two steps; stored: `Persistence.totals`."""
-    loaded, saved, failures = stored
+    """Return the numbers of an engine between two steps."""
     slots = manager.n_used * manager.block_size
     return EngineStats(
         blocks_total=manager.n_blocks,
@@ -172,9 +173,10 @@ def picture(
         waste=1.0 - manager.n_stored / slots if slots else 0.0,
         queried_tokens=manager.counts.queried,
         hit_tokens=manager.counts.hits,
-        loaded_tokens=loaded,
-        saved_blocks=saved,
-        store_failures=failures,
+        loaded_tokens=stored.loaded_tokens,
+        host_loaded_tokens=stored.host_tokens,
+        saved_blocks=stored.saved_blocks,
+        store_failures=stored.failures,
         block_copies=manager.counts.copies,
         block_evictions=manager.counts.evictions,
         preemptions=counters.preemptions,

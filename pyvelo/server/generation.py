@@ -288,7 +288,7 @@ def usage_of(stream: RequestStream, silent: bool = False) -> dict[str, Any]:
     n_prompt = sum(usage.prompt_tokens for usage in usages)
     n_new = 0 if silent else sum(usage.completion_tokens for usage in usages)
     n_cached = sum(usage.cached_tokens for usage in usages)
-    n_host = sum(parent.n_swapped_in for parent in parents)
+    n_host = min(n_cached, sum(parent.n_host for parent in parents))
     n_store = min(n_cached - n_host, sum(parent.n_loaded for parent in parents))
     return {
         "prompt_tokens": n_prompt,

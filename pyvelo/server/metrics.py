@@ -149,6 +149,7 @@ class Metrics(Collector):
             ("prefix_cache_queries", "Prompt tokens that were looked up.", stats.queried_tokens),
             ("prefix_cache_hits", "Prompt tokens that were a prefix hit.", stats.hit_tokens),
             ("kv_store_loaded_tokens", "Tokens loaded from the KV store.", stats.loaded_tokens),
+            ("kv_store_host_tokens", "Loaded tokens that were in host memory.", stats.host_loaded_tokens),
             ("kv_store_saved_blocks", "Blocks and states saved in the KV store.", stats.saved_blocks),
             ("kv_store_failures", "Failed calls and damaged records of it.", stats.store_failures),
             ("num_preemptions", "Preemptions.", stats.preemptions),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["BlockStore", "RecordName", "StoreStats"]
+__all__ = ["BlockStore", "RecordName", "StoreStats", "StoreTotals"]
 
 
 class RecordName(NamedTuple):
@@ -22,6 +22,15 @@ class StoreStats:
 
     n_records: int | None
     n_bytes: int | None
+
+
+class StoreTotals(NamedTuple):
+    """What an engine had of its store: tokens, those of them from host memory, blocks and states, errors."""
+
+    loaded_tokens: int = 0
+    host_tokens: int = 0
+    saved_blocks: int = 0
+    failures: int = 0
 
 
 class BlockStore(Protocol):

@@ -14,7 +14,8 @@ from functools import partial
 from typing import TypeVar
 
 from pyvelo.errors import StoreError
-from pyvelo.store.base import BlockStore, StoreStats
+from pyvelo.store.base import BlockStore, RecordName, StoreStats
+from pyvelo.store.host import HostTier
 from pyvelo.store.record import Addressed, BadRecord, Codec
 
 __all__ = ["Counts", "GuardedStore"]
@@ -30,9 +31,13 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
 
 @dataclass
 class Counts:
-    """Totals since the store was opened. `n_bad`: records that were damaged, or of something else."""
+    """Totals since the store was opened.
+
+    n_host: payloads that were in host memory. n_bad: records that were damaged, or of something else.
+    """
 
     n_loaded: int = 0
+    n_host: int = 0
     n_saved: int = 0
     n_bad: int = 0
     n_failures: int = 0
@@ -68,7 +73,7 @@ class _Late:
 
 
 class GuardedStore:
-    """Payloads in a store, behind a circuit breaker for reads and one for writes.
+    """Payloads in a store, behind a circuit breaker for reads and one for writes, and in host memory.
 
     Only methods that say so raise StoreError. Calls run in a thread of their own, one after the other. One
     that fails or takes longer than the deadline opens its circuit: until a pause is over, each call of the
@@ -78,6 +83,7 @@ class GuardedStore:
         open_store: opens the store, in that thread.
         name: of the store, for the warning.
         deadline: seconds of a call.
+        host_bytes: memory for the blocks that were saved or loaded last.
     """
 
     def __init__(
@@ -88,10 +94,12 @@ class GuardedStore:
         *,
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
+        host_bytes: int = 0,
     ) -> None:
         self.name, self.counts = name, Counts()
         self._open, self._codec = open_store, codec
         self._deadline, self._clock = deadline, clock
+        self._host = HostTier(host_bytes)
         self._store: BlockStore | None = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._late: _Late | None = None
@@ -103,7 +111,7 @@ class GuardedStore:
     @property
     def is_away(self) -> bool:
         """Whether each read would be a miss at once."""
-        return self._is_away(self._reads)
+        return not len(self._host) and self._is_away(self._reads)
 
     @property
     def is_full(self) -> bool:
@@ -118,10 +126,17 @@ class GuardedStore:
     def lookup(self, addresses: Sequence[Addressed], deadline: float | None = None) -> list[bool]:
         """Return for each payload whether the store has it; `deadline`: seconds."""
         names = [self._codec.name(address) for address in addresses]
+        in_host = [
+            self._host.has(name, address.head()) for name, address in zip(names, addresses, strict=True)
+        ]
+        others = [name for name, there in zip(names, in_host, strict=True) if not there]
+        if not others:
+            return in_host
         try:
-            return self._ask(self._reads, lambda store: store.lookup(names), deadline)
+            found = iter(self._ask(self._reads, lambda store: store.lookup(others), deadline))
         except StoreError:
-            return [False] * len(names)
+            return in_host
+        return [there or next(found) for there in in_host]
 
     def load(self, address: Addressed, deadline: float | None = None) -> bytes | None:
         """Return a payload; None: the store does not have it. Delete a record that is not as it should be."""
@@ -132,7 +147,10 @@ class GuardedStore:
 
     def demand(self, address: Addressed, deadline: float | None = None) -> bytes | None:
         """Return a payload as `load` does; raise StoreError if the store is away."""
-        name = self._codec.name(address)
+        name, head = self._codec.name(address), address.head()
+        if (payload := self._host.get(name, head)) is not None:
+            self.counts.n_host += 1
+            return payload
         record = self._ask(self._reads, lambda store: store.load(name), deadline)
         if record is None:
             return None
@@ -146,6 +164,7 @@ class GuardedStore:
                 self.delete(address)
             return None
         self.counts.n_loaded += 1
+        self._keep(address, name, payload)
         return payload
 
     def save(self, address: Addressed, payload: bytes) -> None:
@@ -155,8 +174,10 @@ class GuardedStore:
 
     def insist(self, address: Addressed, payload: bytes) -> bool:
         """Save a payload, and return whether the store has it; raise StoreError if it takes none now."""
+        name, keep = self._codec.name(address), address.is_kept
+        self._keep(address, name, payload)
         self._check(self._writes)
-        record, name, keep = self._codec.pack(address, payload), self._codec.name(address), address.is_kept
+        record = self._codec.pack(address, payload)
         saved = self._ask(self._writes, lambda store: store.save(name, record, keep))
         self.counts.n_saved += saved
         return saved
@@ -164,11 +185,13 @@ class GuardedStore:
     def delete(self, address: Addressed) -> None:
         """Delete a payload, if the store has it; raise StoreError if it takes no changes now."""
         name = self._codec.name(address)
+        self._host.discard(name)
         self._ask(self._writes, lambda store: store.delete(name))
 
     def touch(self, addresses: Sequence[Addressed]) -> None:
         """Note that payloads were used, the first ones last."""
         names = [self._codec.name(address) for address in addresses]
+        self._host.touch(names)
         with suppress(StoreError):
             self._ask(self._writes, lambda store: store.touch(names))
 
@@ -186,13 +209,20 @@ class GuardedStore:
             StoreError: the store takes no changes now.
         """
         stored = None if owner is None else self._codec.owner(owner)
+        self._host.purge(stored)
         return self._ask(self._writes, lambda store: store.purge(stored), LONGEST)
 
     def close(self) -> None:
         """Close the store when its last call has ended; wait for that until the deadline of a call."""
         self._closed = True
+        self._host.purge(None)
         self._calls.put(None)
         self._thread.join(self._deadline)
+
+    def _keep(self, address: Addressed, name: RecordName, payload: bytes) -> None:
+        """Keep a block in host memory; another process may change a record that is no block."""
+        if not address.is_kept:
+            self._host.put(name, address.head(), payload)
 
     # ---- calls ----
 

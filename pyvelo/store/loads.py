@@ -20,6 +20,7 @@ __all__ = ["Loads"]
 
 # of the engine, which imports this folder
 Request = Any
+Parent = Any
 EngineCore = Any
 
 AT_ONCE = 8  # blocks that are put into the pool between two steps
@@ -50,7 +51,8 @@ class _Held:
 class Loads:
     """Held requests, in the order of their arrival. A unit of work is a lookup, or a load of a few blocks.
 
-    tokens_loaded: of all prompts. ended: all requests arrive, and no others are held.
+    tokens_loaded: of all prompts; tokens_from_host: the ones of them that were in host memory.
+    ended: all requests arrive, and no others are held.
     """
 
     def __init__(self, link: Link) -> None:
@@ -58,7 +60,7 @@ class Loads:
         self._new: deque[_Held] = deque()
         self._loading: deque[_Held] = deque()
         self._per_record = 0.0  # seconds to load one
-        self.tokens_loaded = 0
+        self.tokens_loaded = self.tokens_from_host = 0
         self.ended = False
 
     def submit(self, requests: abc.Sequence[Request]) -> bool:
@@ -151,7 +153,7 @@ class Loads:
                 held.n_before = core.manager.hit_blocks(held.hashes, held.n_blocks)
                 held.parts = self._left(core, held)
             return self._pays(held)
-        start, payloads = self._link.clock(), list[bytes]()
+        start, payloads, n_before = self._link.clock(), list[bytes](), self._link.store.counts.n_host
         for part in held.parts[:AT_ONCE]:
             now = self._link.clock()
             if now >= held.until or (payloads and now - start >= UNIT):
@@ -161,7 +163,8 @@ class Loads:
                 break
             payloads.append(payload)
         self._measure((self._link.clock() - start) / max(1, len(payloads)))
-        return bool(payloads) and self._adopt(held, payloads)
+        n_host = min(len(payloads), self._link.store.counts.n_host - n_before)
+        return bool(payloads) and self._adopt(held, payloads, n_host)
 
     def _pays(self, held: _Held) -> bool:
         """Return whether loading is quicker than computing, as far as both were measured."""
@@ -183,8 +186,8 @@ class Loads:
         published = core.manager.published_parts(held.hashes, held.n_blocks)
         return parts_to_load(self._link.layout, published, held.stored, held.n_blocks)
 
-    def _adopt(self, held: _Held, payloads: abc.Sequence[bytes]) -> bool:
-        """Put parts into the pool; return whether more are to be loaded."""
+    def _adopt(self, held: _Held, payloads: abc.Sequence[bytes], n_host: int) -> bool:
+        """Put parts into the pool, `n_host` of them from host memory; return whether more are left."""
         data = np.frombuffer(b"".join(payloads), np.uint8).reshape(-1, self._link.block_bytes)
 
         def write(blocks: abc.Sequence[int]) -> None:
@@ -196,8 +199,16 @@ class Loads:
             n_blocks = core.manager.hit_blocks(held.hashes, held.n_blocks)
             left = self._left(core, held)
         n_tokens = self._link.layout.block_size * max(0, n_blocks - held.n_before)
-        self.tokens_loaded += n_tokens - held.requests[0].parent.n_loaded
-        held.requests[0].parent.n_loaded = n_tokens
+        self._count(held.requests[0].parent, n_tokens, n_host / len(payloads))
         progress = len(left) < len(held.parts or [])
         held.parts = left
         return n_adopted == len(payloads) and progress and bool(left)
+
+    def _count(self, parent: Parent, n_tokens: int, host_share: float) -> None:
+        """Note that `n_tokens` of a prompt are loaded; host_share: of the new ones, by records."""
+        n_new = n_tokens - parent.n_loaded - parent.n_host
+        n_host = round(n_new * host_share)
+        self.tokens_loaded += n_new
+        self.tokens_from_host += n_host
+        parent.n_host += n_host
+        parent.n_loaded += n_new - n_host

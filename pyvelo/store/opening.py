@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,18 @@ def open_store(given: KVStore | str | os.PathLike[str]) -> GuardedStore:
     """
     settings = given if isinstance(given, KVStore) else KVStore(given)
     scheme, place = place_of(settings.where)
-    codec, ttl = Codec(settings.key), settings.ttl
+    codec, ttl, host_bytes = Codec(settings.key), settings.ttl, settings.host_bytes
     if not scheme:
         try:
             make_folder(Path(place))
         except (StoreError, OSError) as error:
             raise ConfigError(f"kv_store={place!r}: {error}") from error
-        return GuardedStore(
-            lambda: FileStore(Path(place), max_bytes=settings.max_bytes, ttl=ttl), place, codec
-        )
+        folder = partial(FileStore, Path(place), max_bytes=settings.max_bytes, ttl=ttl)
+        return GuardedStore(folder, place, codec, host_bytes=host_bytes)
     from pyvelo.store.valkey import ValkeyStore
 
     server: BlockStore = ValkeyStore(place, ttl=ttl)  # connects at the first call
-    return GuardedStore(lambda: server, place_shown(place), codec)
+    return GuardedStore(lambda: server, place_shown(place), codec, host_bytes=host_bytes)
 
 
 def cache_folder() -> Path:

@@ -21,6 +21,7 @@ from typing import Any
 
 from pyvelo.errors import StoreError, VeloError
 from pyvelo.kv.prefix import BlockHashes
+from pyvelo.store.base import StoreTotals
 from pyvelo.store.guard import GuardedStore
 from pyvelo.store.link import Identity, Link
 from pyvelo.store.loads import Loads
@@ -119,10 +120,11 @@ class Persistence:
         return self._link.identity
 
     @property
-    def totals(self) -> tuple[int, int, int]:
-        """Tokens that were loaded, records that were saved, failures of the store and bad records."""
-        counts = self.store.counts
-        return self._loads.tokens_loaded, counts.n_saved, counts.n_failures + counts.n_bad
+    def totals(self) -> StoreTotals:
+        """Totals since the store was opened."""
+        counts, loads = self.store.counts, self._loads
+        failures = counts.n_failures + counts.n_bad
+        return StoreTotals(loads.tokens_loaded, loads.tokens_from_host, counts.n_saved, failures)
 
     def save(self, hashes: BlockHashes, n_tokens: int, timeout: float) -> None:
         """Save the blocks of a sequence that are in the pool; wait for that, for at most `timeout` seconds.

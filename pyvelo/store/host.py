@@ -1,0 +1,85 @@
+"""Host memory in front of a store: the payloads that were saved or loaded last."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pyvelo.store.base import RecordName
+
+__all__ = ["HostTier"]
+
+
+class _Payload(NamedTuple):
+    owner: bytes
+    head: bytes
+    data: bytes
+
+
+class HostTier:
+    """Payloads in memory, the least recently used ones evicted. Thread-safe.
+
+    max_bytes: of all payloads; 0: none is kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
+        self._payloads: OrderedDict[bytes, _Payload] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return self._n_bytes
+
+    def has(self, name: RecordName, head: bytes) -> bool:
+        """Return whether it has the payload of a record with exactly this header."""
+        found = self._payloads.get(name.key)
+        return found is not None and found.head == head
+
+    def get(self, name: RecordName, head: bytes) -> bytes | None:
+        """Return the payload of a record with exactly this header; it is then the last one used."""
+        with self._lock:
+            if not self.has(name, head):
+                return None
+            self._payloads.move_to_end(name.key)
+            return self._payloads[name.key].data
+
+    def put(self, name: RecordName, head: bytes, data: bytes) -> None:
+        """Take the payload of a record, unless it is larger than all of the memory."""
+        with self._lock:
+            self._discard(name.key)
+            if len(data) > self._max_bytes:
+                return
+            self._payloads[name.key] = _Payload(name.owner, head, data)
+            self._n_bytes += len(data)
+            while self._n_bytes > self._max_bytes:
+                self._discard(next(iter(self._payloads)))
+
+    def touch(self, names: Iterable[RecordName]) -> None:
+        """Note that records were used, the first ones last."""
+        with self._lock:
+            for name in reversed(list(names)):
+                if name.key in self._payloads:
+                    self._payloads.move_to_end(name.key)
+
+    def discard(self, name: RecordName) -> None:
+        """Drop the payload of a record."""
+        with self._lock:
+            self._discard(name.key)
+
+    def purge(self, owner: bytes | None) -> None:
+        """Drop the payloads of an owner, or all."""
+        with self._lock:
+            for key in [key for key, each in self._payloads.items() if owner in (None, each.owner)]:
+                self._discard(key)
+
+    def _discard(self, key: bytes) -> None:
+        if (found := self._payloads.pop(key, None)) is not None:
+            self._n_bytes -= len(found.data)
