@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from scripts.bench._serving import Job, Refused
 
-__all__ = ["HOST", "ask_pyvelo", "events"]
+__all__ = ["HOST", "ask_pyvelo", "events", "free_port"]
 
 HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """Return a port that no program listens at now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 async def ask_pyvelo(port: int, job: Job, came: Callable[[int], None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts._common import ScriptError
-from scripts.bench._http import HOST, events
+from scripts.bench._http import HOST, events, free_port
 from scripts.bench._serving import Job, Refused
 
 __all__ = ["ServerSettings", "ask", "running"]
@@ -66,7 +65,7 @@ def running(settings: ServerSettings) -> Iterator[int]:
     """
     if not settings.program.is_file():
         raise ScriptError(f"there is no {settings.program}: scripts/build/stock.py --server builds one")
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryFile() as log:
         # its libraries lie beside it
         folders = [str(settings.program.parent), os.environ.get("LD_LIBRARY_PATH")]
@@ -123,12 +122,6 @@ async def ask(
         n_seen = n_now
     if n_seen != job.n_new:
         raise Refused(f"{n_seen} tokens of {job.n_new} came")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _is_ready(port: int) -> bool:
