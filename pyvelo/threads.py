@@ -93,11 +93,19 @@ class Outbox:
     def deliver_soon(self) -> None:
         """Wake the event loop if there are calls. Thread-safe."""
         if self._calls:
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the event loop is closed
-                self.closed = True
-                self._calls.clear()
+            self._call(self._deliver)
+
+    def deliver_then(self, call: Callable[[], object]) -> None:
+        """Wake the event loop, which runs the calls and then this one. The outbox does not keep it."""
+        self.deliver_soon()
+        self._call(call)
+
+    def _call(self, call: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the event loop is closed
+            self.closed = True
+            self._calls.clear()
 
     def _deliver(self) -> None:
         while self._calls:

@@ -176,7 +176,7 @@ class _Worker:
         finally:
             self.preparer.close()
             self.engine.close()
-            self._wake_all_soon()
+            self.outbox.deliver_then(self._wake_all)
 
     def _wait(self) -> bool:
         """Wait for work; return False at the end of the thread."""
@@ -209,17 +209,13 @@ class _Worker:
             loop.fail(error)
             loop.check_open()
         except VeloError:
-            self._wake_all_soon()
+            self.outbox.deliver_then(self._wake_all)
 
     def _ready(self) -> bool:
         return self.outbox.closed or not self.wake.empty() or not self.engine.core.has_work
 
-    def _wake_all_soon(self) -> None:
-        """Wake the streams that wait, when the engine is closed or broken."""
-        self.outbox.put(self._wake_all)
-        self.outbox.deliver_soon()
-
     def _wake_all(self) -> None:
+        """Wake the streams that wait, when the engine is closed or broken."""
         for stream in self.streams:
             stream.take(None)
 

@@ -187,7 +187,9 @@ class App:
     async def _work(self, exchange: Exchange, progress: _Progress, handler: Work) -> str:
         """Read the body, and answer while the client listens."""
         await self._turns.wait()
-        body = await self._body(exchange) or (b"{}" if handler.optional else b"")
+        body = await self._body(exchange)
+        if handler.optional and not body.strip():
+            body = b"{}"
         admission = self.serving.admission
         ticket = admission.enter(exchange.tenant)
         try:

@@ -94,6 +94,8 @@ _TIMEOUT = {
     "description": "Time of the request, the queue included, unless the body has one.",
     "schema": {"type": "string", "pattern": "^[0-9]{1,12}$"},
 }
+_OPTIONAL = ("/v1/sessions", "/v1/sessions/{id}/generate", "/v1/sessions/{id}/fork")
+"""Paths that need no body: all of its fields have defaults."""
 _PATH_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
@@ -109,7 +111,10 @@ def openapi() -> dict[str, Any]:
         path: {"parameters": [_PATH_ID]} if "{id}" in path else {} for path in (*_POSTS, *_GETS, *_DELETES)
     }
     for path, (kind, text) in _POSTS.items():
-        body = {"required": True, "content": _json({"$ref": f"#/components/schemas/{kind.__name__}"})}
+        body = {
+            "required": path not in _OPTIONAL,
+            "content": _json({"$ref": f"#/components/schemas/{kind.__name__}"}),
+        }
         answers = _answers(path, "The answer.", _statuses(path, with_body=True))
         described = {"summary": text, "requestBody": body, "responses": answers}
         paths[path]["post"] = described | ({"parameters": [_TIMEOUT]} if path in _STREAMS else {})

@@ -221,19 +221,28 @@ def convert(body: Mapping[str, Any], kind: type[T]) -> T:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise refused(name[:64], f"{name[:64]} is no parameter of this request{hint}")
     try:
-        return msgspec.convert({name: body[name] for name in known if _given(body, name, kind)}, kind)
+        given = {name: body[name] for name in known if name in body}
+        return msgspec.convert(_without_nulls(given, kind), kind)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
         raise HttpError(400, *in_words(error)) from None
 
 
-def _given(body: Mapping[str, Any], name: str, kind: type[Struct]) -> bool:
-    """Return whether a body gives a field; null stands for its default, as in OpenAI's own clients."""
-    return name in body and (body[name] is not None or name in _required(kind))
+def _without_nulls(given: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
+    """Leave out fields that are null, if they have a default and null is no value of theirs."""
+    return {name: value for name, value in given.items() if value is not None or name not in _defaulted(kind)}
 
 
 @cache
-def _required(kind: type[Struct]) -> set[str]:
-    return {field.name for field in msgspec.structs.fields(kind) if field.required}
+def _defaulted(kind: type[Struct]) -> frozenset[str]:
+    """Return the fields for which null stands for their default, as OpenAI's own clients send it."""
+    described = msgspec.inspect.type_info(kind)
+    fields = described.fields if isinstance(described, msgspec.inspect.StructType) else ()
+    return frozenset(field.name for field in fields if not field.required and not _takes_null(field.type))
+
+
+def _takes_null(kind: msgspec.inspect.Type) -> bool:
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return any(isinstance(each, msgspec.inspect.NoneType | msgspec.inspect.AnyType) for each in kinds)
 
 
 def _known(name: str, known: Sequence[str]) -> str:

@@ -20,7 +20,9 @@ __all__ = ["detokenize", "tokenize", "tokenizer_info"]
 async def tokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
     """Answer with the tokens of a text or of a conversation; as llama-server if the text is in `content`."""
     as_llama = "content" in body
-    request = convert({"add_special": False, **body} if as_llama else body, TokenizeRequest)
+    if as_llama:
+        body = {"add_special": False, **{name: value for name, value in body.items() if value is not None}}
+    request = convert(body, TokenizeRequest)
     serving.check_model(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise refused("prompt", "give either prompt or messages")

@@ -6,7 +6,7 @@ import re
 
 __all__ = ["in_words"]
 
-_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _EXPECTED = re.compile(r"Expected `([^`]+)`(?: (of length )?(>=|<=|>|<) (\S+))?(?:, got `(\w+)`)?")
 _ENUM = re.compile(r"Invalid enum value (.+)")

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -354,6 +355,25 @@ def test_an_outbox_wakes_its_loop_once_for_all_calls() -> None:
     outbox.deliver_soon()
     assert outbox.closed
     assert taken == [0, 1, 2]
+
+
+def test_an_outbox_does_not_keep_the_last_call() -> None:
+    """An event loop that no longer runs would keep the engine behind it."""
+
+    class Owner:
+        def call(self) -> None:
+            raise AssertionError("the event loop does not run")
+
+    loop = asyncio.new_event_loop()
+    outbox, owner = Outbox(loop), Owner()
+    outbox.deliver_then(owner.call)
+    dropped = weakref.ref(owner)
+    del owner
+    loop.close()
+    assert dropped() is None
+    assert not outbox.closed
+    outbox.deliver_then(lambda: None)
+    assert outbox.closed
 
 
 def test_closing_cuts_the_step_in_progress_short(stand: Stand, start: Callable[[], AsyncEngineLoop]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pyvelo.server.app import ROUTES
 from pyvelo.server.openapi import openapi
 from pyvelo.server.pages import FILES
-from pyvelo.server.routes import ENDPOINTS, Router
+from pyvelo.server.routes import ENDPOINTS, Router, Work
 from pyvelo.server.schemas import IGNORED
 
 from .servers import Server
@@ -109,3 +109,11 @@ def test_paths_that_generate_read_the_header_of_the_time(server: Server) -> None
         assert "Request-Timeout-Ms" in answer.data.decode()
     assert server.request("DELETE", f"/v1/sessions/{name}").status == 200
     server.until_idle()
+
+
+def test_the_description_says_which_bodies_may_be_missing() -> None:
+    paths = openapi()["paths"]
+    for path, handlers in ENDPOINTS.items():
+        handler = handlers.get("POST")
+        if isinstance(handler, Work) and path in paths:
+            assert paths[path]["post"]["requestBody"]["required"] is not handler.optional, path

@@ -452,7 +452,7 @@ def test_requests_whose_fields_have_defaults_need_no_body(serve: Serve) -> None:
         assert client.post(f"/v1/sessions/{name}/append", json={"text": "Once upon a time"}).is_success
         answer = client.post(f"/v1/sessions/{name}/generate")
         assert answer.status_code == 200, answer.text
-        forks = client.post(f"/v1/sessions/{name}/fork")
+        forks = client.post(f"/v1/sessions/{name}/fork", content=b" \n")
         assert len(forks.json()["data"]) == 1
         refused = client.post(f"/v1/sessions/{name}/append")
         assert (refused.status_code, "it is empty" in refused.text) == (400, True)

@@ -45,3 +45,10 @@ def test_a_client_can_write_prompts_of_its_own(server: Server, oracle: LLM) -> N
     assert info["model_max_length"] == 512
     assert info["eos_token"] == oracle.detokenize([oracle.vocab.eos or 0], special=True)
     assert info["chat_template"].startswith(oracle.chat_template.source[:20])
+
+
+def test_null_is_the_default_of_the_dialect(server: Server, oracle: LLM) -> None:
+    plain = server.ask("/tokenize", {"content": "a", "add_special": None})["tokens"]
+    assert plain == oracle.tokenize("a", add_special=False)
+    named = server.ask("/tokenize", {"prompt": "a", "add_special_tokens": None})["tokens"]
+    assert named == oracle.tokenize("a", add_special=True)

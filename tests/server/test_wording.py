@@ -66,4 +66,5 @@ def test_a_missing_field_and_a_whole_body_have_words() -> None:
 def test_null_stands_for_the_default_of_a_field() -> None:
     plain = convert({"prompt": "a"}, CompletionRequest)
     nulls = dict.fromkeys(CompletionRequest.__struct_fields__)
-    assert convert({**nulls, "prompt": "a"}, CompletionRequest) == plain
+    assert convert({**nulls, "prompt": "a", "max_tokens": 16}, CompletionRequest) == plain
+    assert convert({"prompt": "a", "max_tokens": None}, CompletionRequest).max_tokens is None  # no limit
