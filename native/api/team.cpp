@@ -2,7 +2,6 @@
 
 #include "guard.hpp"
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -17,15 +16,13 @@ thread_local int32_t largest = 1; // team size that the calling thread has had
 // (upstream's kernels for AMX have 65 KiB) and its OpenMP state.
 constexpr size_t ROOM = 128 << 10;
 
-// Threads that wait until the last of them is created.
+// Threads that wait until the last of them is created. (libstdc++ before GCC 12 has another condition_variable::wait.)
 class trial {
 public:
+    trial() { gate.lock(); }
+
     ~trial() {
-        {
-            const std::lock_guard<std::mutex> lock(mutex);
-            over = true;
-        }
-        ended.notify_all();
+        gate.unlock();
         for (std::thread & one : threads) {
             one.join();
         }
@@ -33,16 +30,11 @@ public:
 
     void add() {
         rooms.push_back(std::make_unique<char[]>(ROOM));
-        threads.emplace_back([this] {
-            std::unique_lock<std::mutex> lock(mutex);
-            ended.wait(lock, [this] { return over; });
-        });
+        threads.emplace_back([this] { const std::lock_guard<std::mutex> wait(gate); });
     }
 
 private:
-    std::mutex               mutex;
-    std::condition_variable  ended;
-    bool                     over = false;
+    std::mutex               gate; // locked until the end
     std::vector<std::thread> threads;
 
     std::vector<std::unique_ptr<char[]>> rooms;

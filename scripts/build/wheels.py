@@ -31,6 +31,7 @@ from scripts.check.portable import PREFIX
 
 X86, ARM = "x86_64", "aarch64"
 FOLDER = ROOT / "build" / "wheels"
+NEWEST_GLIBC = (2, 34)  # of Debian 12, Ubuntu 22.04 and RHEL 9
 
 
 def build(machine: str) -> Path:
@@ -88,6 +89,16 @@ def platform(wheel: Path) -> tuple[str, tuple[int, int]]:
     return found[0][2], min((int(major), int(minor)) for major, minor, _ in found)
 
 
+def check_glibc(glibc: tuple[int, int]) -> None:
+    """Raise ScriptError if a wheel needs a newer C library, or a C++ library of a newer compiler."""
+    if glibc > NEWEST_GLIBC:
+        newest = ".".join(map(str, NEWEST_GLIBC))
+        raise ScriptError(
+            f"the wheel needs glibc {glibc[0]}.{glibc[1]}, newer than {newest}: build on Debian 12 or an "
+            f"older system; there, auditwheel show names the new symbols"
+        )
+
+
 def check_contents(wheel: Path, machine: str = X86) -> None:
     """Check the names of the libraries in a wheel.
 
@@ -100,10 +111,7 @@ def check_contents(wheel: Path, machine: str = X86) -> None:
     if not shall <= variants <= shall | newer:
         differ = ", ".join(sorted((shall - variants) | (variants - shall - newer)))
         raise ScriptError(f"{wheel.name} shall have the CPU backends of scripts/build: {differ}")
-    found, n_openmp = (
-        [name for name in names if name.startswith("libgomp") and ".so" in name],
-        int(machine == X86),
-    )
+    found, n_openmp = [name for name in names if re.match(r"libgomp.*\.so", name)], int(machine == X86)
     if len(found) != n_openmp:
         said = ", ".join(found) or "none"
         raise ScriptError(f"{wheel.name} shall have {n_openmp} OpenMP libraries: {said}")
@@ -143,6 +151,7 @@ def main() -> int:
     machine, glibc = platform(wheel)
     if machine == ARM and given.check:
         _wheel_arm.check_programs()
+    check_glibc(glibc)
     check_contents(wheel, machine)
     print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB, for glibc {glibc[0]}.{glibc[1]} or later")
     if given.check:

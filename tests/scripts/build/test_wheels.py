@@ -24,7 +24,7 @@ from scripts.build._wheel_check import (
     needs_avx512,
     without_compilers,
 )
-from scripts.build.wheels import check_contents, only, platform
+from scripts.build.wheels import check_contents, check_glibc, only, platform
 
 HASWELL = "fpu sse sse2 ssse3 fma sse4_1 sse4_2 movbe popcnt aes avx f16c bmi1 avx2 bmi2"
 SKYLAKE_X = f"{HASWELL} avx512f avx512dq avx512cd avx512bw avx512vl"
@@ -175,6 +175,12 @@ def test_the_platform_of_a_name(platforms: str, machine: str, oldest: tuple[int,
     assert platform(Path(f"pyvelo-0.1.0-cp310-abi3-{platforms}.whl")) == (machine, oldest)
 
 
+def test_a_wheel_for_new_systems_alone_is_refused() -> None:
+    check_glibc((2, 34))
+    with pytest.raises(ScriptError, match=r"needs glibc 2\.35, newer than 2\.34"):
+        check_glibc((2, 35))
+
+
 @pytest.mark.parametrize(
     "tag",
     ["cp310-abi3-linux_x86_64", "cp311-cp311-manylinux_2_34_x86_64", "cp310-abi3-manylinux_2_34_armv7l"],
@@ -186,6 +192,7 @@ def test_a_name_that_does_not_travel(tag: str) -> None:
 
 LIBRARIES = [f"libggml-cpu-{name}.so" for name in VARIANTS] + [
     "libvelo-ggml-base.so",
+    "libgomp.txt",  # its licence
     "libvelo-ggml.so",
     "libvelo.so",
 ]
