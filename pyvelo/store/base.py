@@ -25,7 +25,7 @@ class StoreStats:
 
 
 class StoreTotals(NamedTuple):
-    """What an engine had of its store: tokens, those of them from host memory, blocks and states, errors."""
+    """Totals of a store since it was opened; `host_tokens`: of the loaded ones, from host memory."""
 
     loaded_tokens: int = 0
     host_tokens: int = 0

@@ -82,7 +82,7 @@ def payload_of(block: Address) -> bytes:
     return bytes(block.n_bytes)
 
 
-def test_what_was_saved_or_loaded_is_there_while_the_store_is_away(store: GuardedStore, shaky: Shaky) -> None:
+def test_saved_and_loaded_blocks_are_hits_while_the_store_is_away(store: GuardedStore, shaky: Shaky) -> None:
     one, two = address(), replace_hash(address(), b"2")
     store.save(one, payload_of(one))
     other = GuardedStore(lambda: shaky, "shaky", Codec())
