@@ -47,7 +47,7 @@ class Options:
     cpus: float = 1.0
     gpus: float = 0.0
     ingresses: int = 1
-    ingress_cpus: float = 0.1
+    ingress_cpus: float = 0.0
     drain: float = 30.0
     router: dict[str, Any] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ def cluster(
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     ingresses: Ingresses = 1,
-    ingress_cpus: IngressCpus = 0.1,
+    ingress_cpus: IngressCpus = 0.0,
     policy: PolicyName = "affinity",
     factor: Factor = None,
     slack: Slack = None,
