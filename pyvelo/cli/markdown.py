@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from markdown_it.rules_inline import StateInline
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.segment import Segment
 
@@ -26,6 +27,7 @@ def make_markdown(text: str) -> RenderableType:
     from rich.text import Text
 
     parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
+    parser.inline.ruler.before("emphasis", "underscores", _underscores)
     tokens = parser.parse(text)
     _keep_lines(tokens)
     words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
@@ -72,7 +74,7 @@ class _Whole:
         if self._characters - Counter(char for row in rows for segment in row for char in segment.text):
             yield self._source
         else:
-            yield from _joined(rows)
+            yield from _joined(_without_edges([_without_padding(row) for row in rows]))
 
 
 ECHO_WIDTH = len("^C")
@@ -116,6 +118,37 @@ def _joined(rows: Iterable[Iterable[Segment]]) -> Iterator[Segment]:
     for row in rows:
         yield from row
         yield Segment.line()
+
+
+def _without_edges(rows: Sequence[list[Segment]]) -> Sequence[list[Segment]]:
+    """Return the rows without the empty ones at both ends, which rich adds to lists, tables and rules."""
+    filled = [number for number, row in enumerate(rows) if any(segment.text for segment in row)]
+    return rows[filled[0] : filled[-1] + 1] if filled else ()
+
+
+def _without_padding(row: list[Segment]) -> list[Segment]:
+    """Return the row without the spaces at its end, which a narrower terminal would wrap."""
+    from rich.style import Style
+
+    for number in reversed(range(len(row))):
+        segment, style = row[number], row[number].style or Style.null()
+        if style.bgcolor or style.reverse or style.underline:
+            return row[: number + 1]
+        if text := segment.text.rstrip(" "):
+            return [*row[:number], segment._replace(text=text)]
+    return []
+
+
+def _underscores(state: StateInline, silent: bool) -> bool:
+    """Parse two or more underscores as text, as in `__init__`: models write bold text with asterisks."""
+    text = state.src[state.pos :]
+    length = len(text) - len(text.lstrip("_"))
+    if length < 2:
+        return False
+    if not silent:
+        state.pending += "_" * length
+    state.pos += length
+    return True
 
 
 def _keep_lines(tokens: Iterable[Any]) -> None:

@@ -137,6 +137,7 @@ class RichScreen:
         self._live: Any = None
         self._text = ""  # of the block that may still change
         self._reasons = False  # it is reasoning
+        self._follows = False  # the next block follows one of the same answer
 
     def ask(self) -> str | None:
         """See `Screen.ask`. Escape, then Enter, inserts a line break."""
@@ -152,20 +153,20 @@ class RichScreen:
 
     def _show(self, text: str, *, reasoning: bool) -> None:
         if reasoning != self._reasons:
-            self.finish()
+            self._end_block()
             self._reasons = reasoning
         done, self._text = split_blocks(self._text + visible(text))
         if done:
             self._print(done)
-        if self._live is None:
+        if self._live is None and self._text.strip():
+            self._separate()
             self._live = self._make_live()
             self._live.start()
 
     def finish(self) -> None:
         """See `Screen.finish`."""
-        rest, self._text = self._text, ""
-        self._print(rest)
-        self._reasons = False
+        self._end_block()
+        self._reasons = self._follows = False
 
     def note(self, text: str) -> None:
         """Print a note in another style than the answer."""
@@ -197,8 +198,20 @@ class RichScreen:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        if text:
-            self._console.print(self._drawn(text), end="\n\n" if self._reasons else "\n")
+        if text.strip():
+            self._separate()
+            self._console.print(self._drawn(text))
+            self._follows = True
+
+    def _end_block(self) -> None:
+        rest, self._text = self._text, ""
+        self._print(rest)
+
+    def _separate(self) -> None:
+        """Print the empty line before a block that follows another one."""
+        if self._follows:
+            self._console.print()
+        self._follows = False
 
     def _line(self) -> str | None:
         try:

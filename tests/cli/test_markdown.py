@@ -6,13 +6,18 @@ import io
 import re
 import sys
 
+import pyte
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 from rich.segment import Segment
 
 from pyvelo.cli.markdown import LastRows, last_lines, make_markdown, split_blocks
+from pyvelo.cli.screen import RichScreen
 
 from .ptys import in_a_terminal
 
@@ -158,3 +163,59 @@ def test_the_echo_of_ctrl_c_fits_beside_the_last_row(text: str) -> None:
 def test_lines_of_a_verse_stay_lines(text: str) -> None:
     lines = [line for line in text.splitlines() if line]
     assert len(drawn(text).strip().splitlines()) == len(lines)
+
+
+ANSWER = (
+    "One.\n\nTwo.\n\n## Heading\n\nThree.\n\n\n- a\n- b\n\nFour.\n\n"
+    "| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n\nEnd.\n\n"
+)
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, pieces: list[str], reasoning: str = "") -> list[str]:
+    """Return the rows that stay on the screen of a chat after an answer."""
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    monkeypatch.setattr("pyvelo.cli.screen.make_console", lambda: console)
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        screen = RichScreen(history=False)
+    if reasoning:
+        screen.show_reasoning(reasoning)
+    for piece in pieces:
+        screen.show(piece)
+    screen.finish()
+    assert isinstance(console.file, io.StringIO)
+    terminal = pyte.Screen(40, 60)
+    pyte.Stream(terminal).feed(console.file.getvalue().replace("\n", "\r\n"))
+    return "\n".join(row.rstrip() for row in terminal.display).rstrip().split("\n")
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_an_empty_line_separates_the_blocks_of_an_answer(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    pieces = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
+    rows = printed(monkeypatch, pieces)
+    blocks = re.split(r"\n\n+", "\n".join(rows))
+    assert [block.split()[0] for block in blocks] == [
+        "One.",
+        "Two.",
+        "Heading",
+        "Three.",
+        "•",
+        "Four.",
+        "a",
+        "-" * 40,
+        "End.",
+    ]
+    assert printed(monkeypatch, pieces, "First.\n\nThen.\n\n")[:5] == ["First.", "", "Then.", "", "One."]
+
+
+def test_a_block_alone_has_no_empty_line_around_it() -> None:
+    for text in ("One.\n", "- a\n- b\n", "---\n", "| a | b |\n|---|---|\n| 1 | 2 |\n"):
+        rows = drawn(text, 40).removesuffix("\n").split("\n")
+        assert rows[0]
+        assert rows[-1]
+        assert not any(row.endswith(" ") for row in rows)
+
+
+@pytest.mark.parametrize("text", ["__init__", "a __main__ b", "my__name", "__slots__ = ()", "___"])
+def test_underscores_of_identifiers_stay(text: str) -> None:
+    assert text in drawn(f"x\n{text} and **bold**, _slanted_").replace("\n", " ")
+    assert "bold, slanted" in drawn(f"{text} and **bold**, _slanted_")
