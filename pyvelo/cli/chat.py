@@ -136,7 +136,7 @@ class Chat:
                     self.conversation.turns.append(before)
         if self.last.usage is not None:
             usage = self.last.usage
-            cached = f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens cached"
+            cached = f"cached {usage.cached_tokens:,}/{usage.prompt_tokens:,}"
             self.screen.status(
                 f"{self.last.rate:.1f} tokens/s, {cached}, {self.talker.describe_usage(usage)}"
             )

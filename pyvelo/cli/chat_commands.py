@@ -7,6 +7,7 @@ import difflib
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,10 @@ OLLAMAS = {
     "show": "/model shows the model, /stats and /tokens the figures of the conversation",
 }
 """Commands of Ollama without a counterpart, and what to use."""
+TAKE_ALL = ("system", "save", "load")
+"""Commands that take the rest of the line: texts, and names of files with spaces."""
+TAKE_ONE = ("think", "fork")
+"""Commands that take a word. The others take none."""
 MAX_CLIPBOARD = 100_000
 """Characters that terminals take for the clipboard."""
 
@@ -52,17 +57,23 @@ def command_of(text: str) -> tuple[Callable[[Chat, str], None], str] | None:
 
     Raises: ConfigError if the line is nearly a command.
     """
-    name, _, rest = text.strip().partition(" ")
+    name, rest = (*text.split(maxsplit=1), "", "")[:2]
     if not name.startswith("/"):
         return None
-    if command := COMMANDS.get(ALIASES.get(name[1:], name[1:])):
-        return command, rest.strip()
+    known = ALIASES.get(name[1:], name[1:])
+    if known in COMMANDS:
+        return (COMMANDS[known], rest.strip()) if _takes(known, rest) else None
     if name[1:] in OLLAMAS:
         raise ConfigError(f"there is no {shown(name)} here: {OLLAMAS[name[1:]]}")
     near = difflib.get_close_matches(name[1:], COMMANDS, 1, 0.75)
-    if near:
+    if near and _takes(near[0], rest):
         raise ConfigError(f"there is no {shown(name)}: do you mean /{near[0]}? /help lists the commands")
     return None
+
+
+def _takes(command: str, rest: str) -> bool:
+    """Return whether a command takes as many words; with more, the line is a message such as `/help me`."""
+    return command in TAKE_ALL or len(rest.split()) <= (command in TAKE_ONE)
 
 
 def _help(chat: Chat, _: str) -> None:
@@ -111,16 +122,14 @@ def _retry(chat: Chat, _: str) -> None:
         chat.screen.note("the conversation is empty")
 
 
-def _edit(chat: Chat, text: str) -> None:
+def _edit(chat: Chat, _: str) -> None:
     """Open the editor; what it saves is the next message."""
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ("notepad" if os.name == "nt" else "vi")
+    if not _has_terminal():
+        raise ConfigError("/edit opens an editor, which needs a terminal: write the message as a line")
     with tempfile.TemporaryDirectory(prefix="pyvelo-") as folder:
         file = Path(folder) / "message.md"
-        file.write_text(text, encoding="utf-8")
-        try:
-            done = subprocess.run([*shlex.split(editor), str(file)], check=False)
-        except ValueError as error:
-            raise ConfigError(f"EDITOR={shown(editor)}: {error}") from None
+        file.touch()
+        done = _run_editor(file)
         message = file.read_text(encoding="utf-8", errors="surrogateescape").strip()
     if done.returncode or not message:
         chat.screen.note("nothing is sent")
@@ -129,6 +138,22 @@ def _edit(chat: Chat, text: str) -> None:
         raise ConfigError("the editor wrote no UTF-8 text")
     chat.screen.note(message)
     chat.say(message)
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _run_editor(file: Path) -> subprocess.CompletedProcess[bytes]:
+    variable = "VISUAL" if os.environ.get("VISUAL") else "EDITOR"
+    editor = os.environ.get(variable) or ("notepad" if os.name == "nt" else "vi")
+    try:
+        return subprocess.run([*shlex.split(editor), str(file)], check=False)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"the editor {shown(editor)} cannot run ({reason}): set ${variable} to the command of an editor"
+        ) from None
 
 
 def _copy(chat: Chat, _: str) -> None:

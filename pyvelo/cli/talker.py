@@ -76,7 +76,7 @@ class LlmTalker:
         """See `Talker.describe_usage`."""
         stats, n_ctx = self._llm.stats(), self._llm.n_ctx
         n_bytes = usage.total_tokens * stats.pool_bytes // max(1, stats.tokens_total)
-        return f"{usage.total_tokens:,} of {n_ctx:,} tokens of context, {show_bytes(n_bytes)}"
+        return f"context {usage.total_tokens:,}/{n_ctx:,}, KV {show_bytes(n_bytes)}"
 
     def _n_tokens(self, messages: list[Message]) -> int:
         return len(self._llm.chat_prompt(messages, **self._options))

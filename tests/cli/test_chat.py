@@ -8,13 +8,15 @@ import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo import LLM, SamplingParams
+from pyvelo.cli import chat_commands
 from pyvelo.cli.app import execute
 from pyvelo.cli.chat import Chat
 from pyvelo.cli.chat_loop import hear, run_lines
@@ -358,7 +360,20 @@ def test_thinking_is_switched() -> None:
 # ---- commands ----
 
 
-@pytest.mark.parametrize("text", ["/usr/bin/env is what?", "/ is a slash", "//", "/nothing"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("/usr/bin/env is what?", "/ is a slash", "//", "/nothing", "/undo now", "/help me please"),
+        *(
+            "/edit hello",
+            "/think about it",
+            "/fork the project",
+            "/hepl me",
+            "/? what",
+            "/model\nof a bridge",
+        ),
+    ],
+)
 def test_what_is_no_command_is_a_message(text: str) -> None:
     chat, _ = talk(text)
     assert said(chat) == [(text, "answer 1")]
@@ -385,14 +400,14 @@ def test_the_last_answer_is_copied() -> None:
 def test_figures_of_the_conversation() -> None:
     _, screen = talk("one", "/tokens", "/model")
     assert screen.notes == ["2 messages", "a model"]
-    assert screen.told.endswith("7 of 10 tokens cached, 13 tokens")
+    assert screen.told.endswith("cached 7/10, 13 tokens")
 
 
 @pytest.mark.parametrize(
     ("program", "sent", "note"),
     [
         ("import sys; open(sys.argv[1], 'w').write('from an\\neditor\\n')", "from an\neditor", None),
-        ("", "draft", None),
+        ("", None, "nothing is sent"),
         ("import sys; open(sys.argv[1], 'w')", None, "nothing is sent"),
         ("raise SystemExit(1)", None, "nothing is sent"),
         ("import sys; open(sys.argv[1], 'wb').write(b'\\xff')", None, "the editor wrote no UTF-8 text"),
@@ -406,16 +421,29 @@ def test_a_message_is_written_in_the_editor(
     script.write_text(program)
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", shlex.join([sys.executable, str(script)]))
-    chat, screen = talk("/edit draft")
+    monkeypatch.setattr(chat_commands, "_has_terminal", lambda: True)
+    chat, screen = talk("/edit")
     assert [turn.user for turn in chat.conversation.turns] == ([] if sent is None else [sent])
     assert screen.notes == [note or sent]
 
 
 @pytest.mark.parametrize("editor", ["no-such-editor", "'"])
 def test_an_editor_that_cannot_run_is_named(editor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VISUAL", editor)
+    monkeypatch.setattr(chat_commands, "_has_terminal", lambda: True)
+    for variable in ("EDITOR", "VISUAL"):
+        monkeypatch.delenv("VISUAL", raising=False)
+        monkeypatch.setenv(variable, editor)
+        chat, screen = talk("/edit")
+        assert f"the editor {editor!r} cannot run" in screen.notes[0]
+        assert f"set ${variable} to" in screen.notes[0]
+        assert not chat.conversation.turns
+
+
+def test_an_editor_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISUAL", shlex.join([sys.executable, "-c", "raise SystemExit(3)"]))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     chat, screen = talk("/edit")
-    assert editor in screen.notes[0]
+    assert screen.notes == ["/edit opens an editor, which needs a terminal: write the message as a line"]
     assert not chat.conversation.turns
 
 
@@ -460,8 +488,33 @@ def test_the_commands_of_other_programs() -> None:
 
 @pytest.mark.parametrize("width", range(8, 90, 9))
 def test_the_status_line_fits(width: int) -> None:
-    fields = "12.5 tokens/s, 1,024 of 2,048 tokens cached, 2,100 of 4,096 tokens of context, 157.5 KiB"
+    fields = "12.5 tokens/s, cached 1,024/2,048, context 2,100/4,096, KV 157.5 KiB"
     shown = fitting(fields, width)
     assert fields.startswith(shown)
     assert len(shown) <= max(width, len("12.5 tokens/s"))
     assert fields[len(shown) :][:2] in (", ", "")
+
+
+def test_the_status_line_of_a_long_chat_fits_80_columns() -> None:
+    usage = Usage(prompt_tokens=123_456, cached_tokens=123_455, completion_tokens=654)
+
+    class Model:
+        n_ctx = 131_072
+
+        def stats(self) -> SimpleNamespace:
+            return SimpleNamespace(pool_bytes=1023 << 20, tokens_total=usage.total_tokens)
+
+    class Long(FakeTalker):
+        def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, None]:
+            yield piece_of("answer", (1,), "stop", usage=usage)
+
+        def describe_usage(self, usage: Usage) -> str:
+            return LlmTalker(cast(Any, Model()), "", SamplingParams(), {}).describe_usage(usage)
+
+    _, screen = talk("one", talker=Long())
+    rate, _, rest = screen.told.partition(" ")
+    line = f"1234.5 {rest}"
+    assert rate == "0.0"
+    assert line == "1234.5 tokens/s, cached 123,455/123,456, context 124,110/131,072, KV 1023.0 MiB"
+    assert fitting(line, 80) == line
+    assert fitting(line, 40) == "1234.5 tokens/s, cached 123,455/123,456"

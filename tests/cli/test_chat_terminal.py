@@ -142,7 +142,7 @@ def test_a_status_line_and_a_history(tmp_path: Path) -> None:
         chat.wait_for(">")
         chat.send("What is 12 + 30?\r")
         chat.wait_for(r"42\.")
-        chat.wait_for(r"tokens/s, \d+ of \d+ tokens cached, \d+ of [\d,]+ tokens of context, [\d.]+ .iB")
+        chat.wait_for(r"tokens/s, cached \d+/\d+, context \d+/[\d,]+, KV [\d.]+ .iB")
         chat.send("/exit\r")
     assert history_of(tmp_path) == ["What is 12 + 30?", "/exit"]
     assert (tmp_path / "state/pyvelo/history").stat().st_mode & 0o777 == 0o600
