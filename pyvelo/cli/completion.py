@@ -7,10 +7,22 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Callable, Iterable
+from typing import get_args
 
 from pyvelo.errors import VeloError
 
-__all__ = ["cached_names", "kv_types", "model_names", "models_and_rows", "quantizations"]
+__all__ = [
+    "block_sizes",
+    "cached_names",
+    "kv_types",
+    "model_names",
+    "models_and_rows",
+    "one_of",
+    "poolings",
+    "precisions",
+    "quantizations",
+]
 
 
 def cached_names(incomplete: str) -> list[str]:
@@ -35,6 +47,36 @@ def models_and_rows(incomplete: str) -> list[str]:
     """Return what `model_names` returns, and files of rows that begin with a text."""
     files = glob.glob(f"{glob.escape(incomplete)}*.jsonl")
     return [*sorted(files), *model_names(incomplete)]
+
+
+def one_of(find: Callable[[], Iterable[object]]) -> Callable[[str], list[str]]:
+    """Return a function that offers the values that begin with a text; `find` imports and returns them."""
+
+    def offer(incomplete: str) -> list[str]:
+        return [str(value) for value in find() if str(value).startswith(incomplete)]
+
+    return offer
+
+
+def block_sizes() -> Iterable[object]:
+    """Return the sizes of blocks in tokens."""
+    from pyvelo.kv.geometry import BLOCK_SIZES
+
+    return BLOCK_SIZES
+
+
+def precisions() -> Iterable[object]:
+    """Return the precisions of attention."""
+    from pyvelo.config import PRECISIONS
+
+    return PRECISIONS
+
+
+def poolings() -> Iterable[object]:
+    """Return the poolings of vectors."""
+    from pyvelo.outputs import Pooling
+
+    return get_args(Pooling)
 
 
 def kv_types(incomplete: str) -> list[str]:

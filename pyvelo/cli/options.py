@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from pyvelo.cli.completion import kv_types, model_names
+from pyvelo.cli.completion import block_sizes, kv_types, model_names, one_of, poolings, precisions
 from pyvelo.cli.values import (
     parse_gpu_layers,
     parse_kv_type_option,
@@ -66,6 +66,7 @@ TemplateArguments = Annotated[
 Reasoning = Annotated[
     str | None,
     Option(
+        autocompletion=one_of(lambda: ("show", "hide", "off")),
         metavar="show|hide|off",
         help="What the model thinks before an answer; off: ask the template for none.",
         show_default="show, or hide in a pipe",
@@ -123,7 +124,11 @@ TextFile = Annotated[
 ]
 Pooling = Annotated[
     str | None,
-    Option(help="Pooling of the tokens' vectors: mean, cls or last.", show_default="the model's own"),
+    Option(
+        autocompletion=one_of(poolings),
+        help="Pooling of the tokens' vectors: mean, cls or last.",
+        show_default="the model's own",
+    ),
 ]
 Raw = Annotated[bool, Option("--raw", help="Do not scale the vectors to length 1.")]
 
@@ -192,7 +197,14 @@ KVTypeOption = Annotated[
     ),
 ]
 Context = Annotated[int | None, Option("--ctx", help="Longest sequence in tokens.", show_default="what fits")]
-BlockSize = Annotated[int, Option("--block-size", help="Tokens in a block: 32, 64, 128 or 256.")]
+BlockSize = Annotated[
+    int,
+    Option(
+        "--block-size",
+        autocompletion=one_of(block_sizes),
+        help="Tokens in a block: 32, 64, 128 or 256.",
+    ),
+]
 CacheBytes = Annotated[
     Any,
     Option(
@@ -225,7 +237,12 @@ Lora = Annotated[
 ]
 Deterministic = Annotated[bool, Option("--deterministic", help="Bit-identical logits in any batch.")]
 Precision = Annotated[
-    str, Option("--attention-precision", help="exact; or fast: a prompt's attention in bfloat16.")
+    str,
+    Option(
+        "--attention-precision",
+        autocompletion=one_of(precisions),
+        help="exact; or fast: a prompt's attention in bfloat16.",
+    ),
 ]
 
 # ---- measurements ----
@@ -289,6 +306,7 @@ BlockSizes = Annotated[
     list[int] | None,
     Option(
         "--block-size",
+        autocompletion=one_of(block_sizes),
         metavar="TOKENS",
         help="Tokens in a block; may be repeated. The engine has 32, 64, 128 and 256.",
         show_default="32",
