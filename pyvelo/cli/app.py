@@ -93,7 +93,7 @@ def _fail(message: str, code: int) -> int:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning of the engine in one line, without its place in the source."""
-    print_error(f"pyvelo: {message}")
+    print_error(f"pyvelo: {as_options(str(message))}")
 
 
 def _show_version(wanted: bool) -> None:
@@ -115,6 +115,8 @@ def _settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         "max_tokens": None if options["max_tokens"] == -1 else options["max_tokens"],
         "stop": tuple(options.get("stop") or ()),
     }
+    if "" in given["stop"]:
+        raise UsageError("--stop '': give a text that is not empty")
     return {name: given[name] for name in SAMPLING if name in given}, opt.engine_settings(options)
 
 
@@ -164,7 +166,7 @@ def run(
     verbose: opt.Verbose = False,
 ) -> int:
     """Generate text, and print it as it comes."""
-    from pyvelo.cli.run import Request, generate, read_prompt, split_words
+    from pyvelo.cli.run import Request, generate, read_message, split_words
 
     model, prompt = split_words(words or (), prompt, file)
     sampling, engine = _settings(locals())
@@ -173,7 +175,7 @@ def run(
     as_chat = as_chat or model == str(DEMO_MODEL) or told is not None or any(chat.values())
     request = Request(
         model,
-        read_prompt(prompt, file),
+        read_message(prompt, file),
         chat=chat if as_chat else None,
         system=told,
         reasoning=reasoning == "show",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,35 @@ def run_bench(plan: BenchPlan, *, as_json: bool, plot: Path | None) -> int:
     if plot is not None:
         check_picture("--plot", plot)
     rows: list[Row] = []
-    for row in measure(plan, loading):
-        if not rows and not as_json:
-            print_out(_line(HEAD))
-        rows.append(row)
-        if not as_json:
-            print_out(_line(_cells(row)), flush=True)
+    with _own_options():
+        for row in measure(plan, loading):
+            if not rows and not as_json:
+                print_out(_line(HEAD))
+            rows.append(row)
+            if not as_json:
+                print_out(_line(_cells(row)), flush=True)
     if as_json:
         results = [asdict(row) | {"median": row.median, "spread": row.spread} for row in rows]
         print_json({"model": str(plan.model), "results": results}, indent=None)
     if plot is not None:
         draw(rows, plot, Path(plan.model).name)
     return 0
+
+
+@contextmanager
+def _own_options() -> Iterator[None]:
+    """Name the options of this command in the warning about a context that is longer than trained."""
+
+    def rename(record: logging.LogRecord) -> bool:
+        record.msg = str(record.msg).replace("n_ctx=%d is", "a test of %d tokens (see --depth) is")
+        return True
+
+    log = logging.getLogger("pyvelo")
+    log.addFilter(rename)
+    try:
+        yield
+    finally:
+        log.removeFilter(rename)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

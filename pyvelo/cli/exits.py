@@ -69,7 +69,8 @@ def as_options(message: str) -> str:
     if match := _FIRST.match(message):
         message = f"--{_WORDS[match[1]].replace('_', '-')} {message[match.end() :]}"
     message = _NAME.sub(lambda m: f"--{_OPTIONS[m[1]].replace('_', '-')}{' ' * bool(m[2])}", message)
-    message = message.replace("name one of 'mean'", "give --pooling 'mean'")
+    message = message.replace("one of 'mean', 'cls', 'last'", "mean, cls or last")
+    message = message.replace("name mean,", "give --pooling mean,")
     message = message.replace(", a larger memory_utilization", "").replace("memory_utilization=", "")
     message = message.replace("; None: no limit", "; -1: no limit")
     return re.sub(r",? or None( for [^,;]*)?", "", message)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyvelo.chat.conversation import ChatOptions
     from pyvelo.llm import LLM
 
-__all__ = ["Request", "generate", "read_prompt", "split_words"]
+__all__ = ["Request", "generate", "read_message", "read_prompt", "split_words"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,15 @@ def split_words(words: Sequence[str], prompt: str | None, file: Path | None) -> 
 def _is_model(word: str) -> bool:
     named = parse_name(word) is not None and " " not in word
     return named or word.lower().endswith(".gguf") or os.path.exists(word)
+
+
+def read_message(prompt: str | None, file: Path | None) -> str:
+    """Return the prompt as `read_prompt`; UsageError if it is empty."""
+    text = read_prompt(prompt, file)
+    if not text.strip():
+        source = f"the file {file}" if file is not None else "standard input" if prompt == "-" else "it"
+        raise UsageError(f"the prompt is empty ({source} has no text): give a text")
+    return text
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

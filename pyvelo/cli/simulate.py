@@ -16,7 +16,7 @@ from pyvelo.cli.tables import numbers_table, print_table
 from pyvelo.cli.terminal import make_console
 from pyvelo.cli.values import count, show_bytes
 from pyvelo.errors import ConfigError
-from pyvelo.kv.geometry import POOL_GRAIN, make_geometry
+from pyvelo.kv.geometry import POOL_GRAIN, make_geometry, parse_kv_type
 from pyvelo.kv.prefix import FULL, Window
 from pyvelo.simulate.contiguous import layouts, simulate_contiguous
 from pyvelo.simulate.engine import POLICIES, Setup, StepCosts, simulate
@@ -70,6 +70,7 @@ def run_plan(plan: Plan) -> dict[str, Any]:
     """
     if plan.workload is not None and plan.trace is not None:
         raise UsageError("give --workload or --trace, not both")
+    parse_kv_type(plan.kv_type)
     trace = read_trace(plan.trace) if plan.trace is not None else None
     n_ctx = _first(plan.n_ctx, trace.header.n_ctx if trace else None, CONTEXT)
     if n_ctx < 2:

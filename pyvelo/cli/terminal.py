@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pyvelo.cli.exits import as_options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -93,7 +95,7 @@ def prepare_streams() -> None:
 
 @contextmanager
 def library_log() -> Iterator[None]:
-    """Print the library's warnings to standard error, a line each."""
+    """Print the library's warnings to standard error, a line each, with options in place of arguments."""
     log, handler = logging.getLogger("pyvelo"), _LineHandler(logging.WARNING)
     log.addHandler(handler)
     try:
@@ -107,7 +109,7 @@ class _LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print_error(f"pyvelo: {record.getMessage()}")
+            print_error(f"pyvelo: {as_options(record.getMessage())}")
         except Exception:
             self.handleError(record)
 

@@ -196,7 +196,7 @@ CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
 
 
 @pytest.mark.parametrize("closed", CLOSED)
-@pytest.mark.parametrize("command", ["info MODEL", "run MODEL -p - -n 2", "chat MODEL -n 2"])
+@pytest.mark.parametrize("command", ["info MODEL", "run MODEL -p x -n 2", "chat MODEL -n 2"])
 def test_closed_streams_are_no_crash(tiny_model: Path, closed: str, command: str) -> None:
     with open(os.devnull, "r+b") as nowhere, tempfile.TemporaryFile() as stderr:
         marks = ("<&-", ">&-", "2>&-")
@@ -211,7 +211,7 @@ def test_closed_streams_are_no_crash(tiny_model: Path, closed: str, command: str
 
 
 @pytest.mark.parametrize(
-    ("command", "closed"), [*(("--help", closed) for closed in CLOSED), ("run MODEL -p - -n 2", CLOSED[-1])]
+    ("command", "closed"), [*(("--help", closed) for closed in CLOSED), ("run MODEL -p x -n 2", CLOSED[-1])]
 )
 def test_python_starts_with_closed_streams(tiny_model: Path, closed: str, command: str) -> None:
     code, _, err = shell_line(command, tiny_model, closed)
@@ -316,3 +316,31 @@ def test_a_name_that_looks_like_a_model_is_a_message_with_a_note() -> None:
     for message in ("hello", "12+30", "42", "What is 12 + 30?"):
         assert pyvelo("run", message, "-n", "4")[2] == ""
     assert "org/repo" in refused("run", "llama3.2", "hi")
+
+
+def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n")
+    for arguments in ([""], ["   "], ["-p", ""], ["-p", " \t"], ["-f", empty], ["-p", "-"]):
+        assert "the prompt is empty" in refused("run", *arguments, typed=b"\n")
+    code, _, err = shell_line("run -p -", empty, "<&-")
+    assert (code, err.count(b"\n"), b"standard input has no text" in err) == (2, 1, True)
+
+
+def test_options_are_named_and_not_arguments() -> None:
+    for arguments, said in (
+        (("run", "hi", "--stop", ""), "--stop '': give a text"),
+        (("embed", "-p", "hi"), "give --pooling mean, cls or last\n"),
+        (("embed", "-p", "hi", "--pooling", "x"), "--pooling 'x': give mean, cls or last\n"),
+        (("simulate", "--kv-type", "q9"), "--kv-type 'q9' does not exist; choose from f32"),
+        (("simulate", "--kv-type", "q8_0,q9"), "--kv-type 'q9' does not exist"),
+    ):
+        assert said in refused(*arguments)
+
+
+def test_a_context_longer_than_trained_is_named_by_its_option() -> None:
+    code, _, err = pyvelo("run", "hi", "-n", "1", "--ctx", "10000")
+    assert (code, err) == (0, "pyvelo: --ctx 10000 is longer than the 4096 tokens the model was trained on\n")
+    code, _, err = pyvelo("bench", "--depth", "4090", *BENCH)
+    assert code == 0
+    assert err.startswith("pyvelo: a test of 4100 tokens (see --depth) is longer than the 4096 tokens")

@@ -318,7 +318,7 @@ def test_kv_types() -> None:
 def test_what_the_library_says_is_a_line_of_the_command(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = "pyvelo: n_ctx=8192 is longer than the 4096 tokens the model was trained on\n"
+    line = "pyvelo: --ctx 8192 is longer than the 4096 tokens the model was trained on\n"
     for _ in range(2):  # the second run says it once, too
         code, _, err = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "1", "--ctx", "8192")
         assert (code, err) == (0, line)
