@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any
 
 from pyvelo.cli.exits import UsageError
@@ -13,12 +14,12 @@ from pyvelo.errors import shown
 from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
 from pyvelo.memory.rate import read_rate
-from pyvelo.models.families import FAMILIES, QUANTIZATIONS, Family
+from pyvelo.models.families import FAMILIES, OWN_QUANTIZATION, QUANTIZATIONS, Family
 
 __all__ = ["fitting", "print_fitting", "show_fitting"]
 
 CONTEXTS = (8192, 32768)  # tokens
-OWN = "MXFP4"  # of models in a quantization of their own
+NOTE_WIDTH = 79  # columns
 WIDTH = 136  # columns of a table with repositories
 
 
@@ -57,7 +58,7 @@ def _model(
     return {
         "name": family.name,
         "repo": family.repo,
-        "quantization": OWN if family.bits else quantization,
+        "quantization": OWN_QUANTIZATION if family.bits else quantization,
         "weight_bytes": weights,
         "context": family.context,
         "memory": [{"tokens": n, "bytes": size} for n, size in sizes.items()],
@@ -80,11 +81,17 @@ def print_fitting(content: dict[str, Any]) -> None:
     for model in content["models"]:
         table.add_row(*_row(model), *[model["repo"]] * with_repos)
     print_table(console, table)
-    print_out(f"\nfree memory: {memory}, which the processor reads at {rate:.1f} GB/s")
-    print_out("at 8k, at 32k: memory of weights and KV cache with so many tokens; -: the model has fewer")
-    print_out("tokens/s: the most that one answer can reach, because each token reads the weights once")
-    where = "" if with_repos else f" (shown in {WIDTH} columns, and by --json)"
-    print_out(f"pyvelo chat REPOSITORY:{content['models'][0]['quantization']} downloads a model{where}")
+    print_out()
+    where = "" if with_repos else f"; {WIDTH} columns and --json show REPOSITORY"
+    for note in (
+        f"free memory: {memory}, which the processor reads at {rate:.1f} GB/s",
+        "at 8k, at 32k: memory of weights and KV cache with so many tokens",
+        "-: the model has fewer tokens",
+        "tokens/s: the most of one answer, because each token reads the weights once",
+        f"pyvelo chat REPOSITORY:TYPE downloads a model{where}",
+    ):
+        for line in wrap(note, min(NOTE_WIDTH, console.width), break_long_words=False):
+            print_out(line)
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

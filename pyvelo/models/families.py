@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pyvelo.kv.geometry import Geometry, make_geometry
 
-__all__ = ["FAMILIES", "QUANTIZATIONS", "Family", "Weights"]
+__all__ = ["FAMILIES", "OWN_QUANTIZATION", "QUANTIZATIONS", "Family", "Weights"]
 
 SLIDING = 1  # `LayerShape.window_type`
 
@@ -32,6 +32,9 @@ QUANTIZATIONS = {
     "Q8_0": Weights(8.5, 8.5, 8.5),
 }
 """Quantizations of files on the hub, the smallest first."""
+
+OWN_QUANTIZATION = "MXFP4"
+"""Name of the quantization of the families with `bits`."""
 
 _NARROW = {"Q4_K_M": Weights(5.5, 8.5, 5.5), "Q6_K": Weights(8.5, 8.5, 8.5)}
 """The same if rows are no whole number of 256 values: llama.cpp takes q5_0 for q4_K, and q8_0 for q6_K."""

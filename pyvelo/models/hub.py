@@ -19,6 +19,7 @@ from pyvelo._version import __version__
 from pyvelo.errors import ConfigError, ModelError, one_line
 from pyvelo.models.gguf_names import ModelFile, find_models, matching
 from pyvelo.models.hub_download import fetch_file, read_listing, set_main
+from pyvelo.models.suggestions import suggest
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
@@ -139,7 +140,7 @@ def locate(model: str | os.PathLike[str]) -> str:
     if name is None:
         raise ModelError(
             f"there is no model at {path or repr(path)}: give a GGUF file, or a name on the hub such as "
-            "org/repo:Q4_K_M (pyvelo models lists well-known ones)"
+            f"org/repo:Q4_K_M (pyvelo models lists well-known ones){suggest(path)}"
         )
     if not _has_library():
         raise ModelError(
@@ -162,7 +163,8 @@ def pull(name: HubName | str) -> Pulled:
     """
     named = parse_name(name) if isinstance(name, str) else name
     if named is None:
-        raise ConfigError(f"{name!r} is no name on the hub: give org/repo or org/repo:QUANT")
+        hint = suggest(name) if isinstance(name, str) else ""
+        raise ConfigError(f"{name!r} is no name on the hub: give org/repo or org/repo:QUANT{hint}")
     if not _has_library():
         raise ModelError(f'to pull {named} takes huggingface-hub: pip install "pyvelo[hub]"')
     from huggingface_hub import constants as hub

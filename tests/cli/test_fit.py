@@ -54,7 +54,7 @@ def test_a_smaller_type_of_the_cache_takes_less(capsys: pytest.CaptureFixture[st
     assert not any(line.endswith(" ") for line in lines)
 
 
-@pytest.mark.parametrize("columns", [80, WIDTH - 1, WIDTH])
+@pytest.mark.parametrize("columns", [40, 80, WIDTH - 1, WIDTH])
 def test_a_wide_terminal_shows_the_repositories(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
 ) -> None:
@@ -64,8 +64,11 @@ def test_a_wide_terminal_shows_the_repositories(
     for family in FAMILIES:
         assert (family.repo in text) == (columns == WIDTH)
         assert parse_name(f"{family.repo}:Q6_K") is not None
-    assert "pyvelo chat REPOSITORY:Q6_K downloads" in text
-    assert (f"shown in {WIDTH} columns" in text) == (columns < WIDTH)
+    notes = text.partition("free memory:")[2].splitlines()
+    assert "pyvelo chat REPOSITORY:TYPE downloads" in " ".join(notes)
+    assert (f"{WIDTH} columns and --json show" in " ".join(notes)) == (columns < WIDTH)
+    assert max(map(len, notes)) <= min(79, columns)
+    assert {word for note in notes for word in note.split()} >= {"REPOSITORY:TYPE", "processor", "tokens/s:"}
 
 
 @pytest.mark.parametrize("free", [None, 1 << 22, 0])
