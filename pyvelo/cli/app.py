@@ -24,6 +24,7 @@ from pyvelo.cli.exits import (
     code_of,
     drop_unwritten,
     explain,
+    hint_of,
     parse_option,
     silence_stdout,
     without_prefix,
@@ -80,7 +81,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
             return ERROR
         if describe is None:
             raise
-        return _fail(without_prefix(describe()), USAGE)
+        return _fail(hint_of(error, without_prefix(describe()), arguments), USAGE)
 
 
 def _fail(message: str, code: int) -> int:

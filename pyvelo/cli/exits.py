@@ -6,10 +6,11 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pyvelo.errors import ConfigError, RequestError, VeloError
+from pyvelo.other_names import EQUIVALENTS
 
 __all__ = [
     "BROKEN_PIPE",
@@ -21,6 +22,7 @@ __all__ = [
     "code_of",
     "drop_unwritten",
     "explain",
+    "hint_of",
     "parse_option",
     "silence_stdout",
     "without_prefix",
@@ -47,6 +49,9 @@ _WORDS = {
     **{"depths": "depth", "prompt": "prompt_tokens", "answer": "answer_tokens"},
 }
 """Options by arguments that are ordinary words, only at the beginning of an error."""
+
+_SHORT = {"-ngl": "n_gpu_layers", "-c": "n_ctx", "--max-model-len": "n_ctx"}
+"""Flags of other programs whose names are not in `EQUIVALENTS`."""
 
 _NAME = re.compile(rf"(?<![\w/.-])({'|'.join(_OPTIONS)})(?![\w/.-]*\w)(=?)")
 _FIRST = re.compile(rf"({'|'.join(_WORDS)})(?:=| (?=-?\d|nan|'|\w+=))")
@@ -85,6 +90,32 @@ def code_of(error: VeloError, message: str) -> int:
 def without_prefix(message: str) -> str:
     """Return a complaint of a parser with its option once, and without the name of the exception."""
     return re.sub(r"^Invalid value for '(--[\w-]+)'.*?: Value error, (?:\1 )?", r"\1 ", message)
+
+
+def hint_of(error: object, message: str, arguments: Sequence[str]) -> str:
+    """Return the error of a parser, or a hint if it is about a flag of another program.
+
+    error: has the command's parameters if an option does not exist.
+    """
+    wrong = re.match(r"No such option: (--?[\w-]+)", message)
+    if "-ngl" in arguments:  # which parsers read as -n with a value
+        name = "-ngl"
+    elif wrong is None:
+        return message
+    else:
+        name = wrong[1]
+    context = getattr(error, "ctx", None)
+    known = {flag for each in context.command.params for flag in each.opts} if context is not None else set()
+    meant = [flag for flag in _flags_for(name) if flag in known]
+    return f"{name} is {meant[0]} here" if meant else message
+
+
+def _flags_for(name: str) -> list[str]:
+    """Return the flags that may do what a flag of llama.cpp, Ollama or vLLM does."""
+    argument = name.lstrip("-").replace("-", "_")
+    argument = _SHORT.get(name) or EQUIVALENTS.get(argument) or argument
+    names = (_OPTIONS.get(argument), _WORDS.get(argument), argument)
+    return [f"--{each.replace('_', '-')}" for each in names if each is not None]
 
 
 def silence_stdout() -> None:

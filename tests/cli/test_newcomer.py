@@ -344,3 +344,31 @@ def test_a_context_longer_than_trained_is_named_by_its_option() -> None:
     code, _, err = pyvelo("bench", "--depth", "4090", *BENCH)
     assert code == 0
     assert err.startswith("pyvelo: a test of 4100 tokens (see --depth) is longer than the 4096 tokens")
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("run hi --temp 0.5", "--temp is --temperature here"),
+        ("chat --temp=0.5", "--temp is --temperature here"),
+        ("run hi --n-ctx 64", "--n-ctx is --ctx here"),
+        ("chat --ctx-size 64", "--ctx-size is --ctx here"),
+        ("chat --num-ctx 64", "--num-ctx is --ctx here"),
+        ("serve --max-model-len 64", "--max-model-len is --ctx here"),
+        ("run hi -c 64", "-c is --ctx here"),
+        ("run hi --num-gpu 0", "--num-gpu is --n-gpu-layers here"),
+        ("bench --gpu-layers 0", "--gpu-layers is --n-gpu-layers here"),
+        ("run hi -ngl 0", "-ngl is --n-gpu-layers here"),
+        ("embed -p hi -ngl 0", "-ngl is --n-gpu-layers here"),
+        ("run hi --n-predict 3", "--n-predict is --max-tokens here"),
+        ("chat --num-predict 3", "--num-predict is --max-tokens here"),
+        ("run hi --max-new-tokens 3", "--max-new-tokens is --max-tokens here"),
+        ("embed -p hi --temp 0.5", "No such option: --temp"),
+        ("run hi --nonsense 3", "No such option: --nonsense"),
+        ("run hi -n x", "--max-tokens"),
+    ],
+)
+def test_flags_of_other_programs(line: str, hint: str) -> None:
+    said = refused(*line.split())
+    assert hint in said
+    assert ("here" in said) == ("here" in hint)
