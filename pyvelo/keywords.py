@@ -19,7 +19,7 @@ from typing import (
 )
 
 from pyvelo.errors import ArgumentError, RequestError, shown
-from pyvelo.other_names import EQUIVALENTS, WITHOUT
+from pyvelo.other_names import EQUIVALENTS, OF_CALLS, WITHOUT
 
 __all__ = ["NotCopied", "check_fields", "checked", "either"]
 
@@ -120,6 +120,8 @@ def _explain(where: str, name: str, known: Sequence[str], params: type | None) -
     method = where.rpartition(".")[2]
     if name == "stream" and method in _STREAMS:
         return f"{wrong}: call {_STREAMS[method]} to get its pieces"
+    if constructor and name in OF_CALLS:
+        return f"{wrong}: {OF_CALLS[name]}"
     if name in WITHOUT and name not in own:
         return f"{wrong}: {WITHOUT[name]}"
     near = None if name in own else _nearest(name, known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EQUIVALENTS", "WITHOUT"]
+__all__ = ["EQUIVALENTS", "OF_CALLS", "WITHOUT"]
 
 EQUIVALENTS: dict[str, str] = {
     "add_bos": "add_special",
@@ -60,9 +60,12 @@ _MAPPED = "leave it out: weights are mapped from the file, and packed for this p
 _TEMPLATE = "leave it out: the model's own template is used, and chat takes chat_template="
 _SAMPLER = "this sampler does not exist here: top_k, top_p, min_p and the penalties do"
 _BEAMS = "call beam_search with BeamSearchParams"
+_GUIDED = "give json_schema=, regex= or grammar= instead"
+_PROCESSORS = "functions on logits are not supported; logit_bias={token: value} adds to the logit of a token"
 _ALWAYS = "leave it out: it is always so"
 
 WITHOUT: dict[str, str] = {
+    "bad_words": "words cannot be banned; logit_bias={token: -100} bans a token",
     "chat_format": _TEMPLATE,
     "chat_handler": _TEMPLATE,
     "cpu_offload_gb": "give n_gpu_layers: the other layers run on the CPU",
@@ -77,9 +80,12 @@ WITHOUT: dict[str, str] = {
     "early_stopping": _BEAMS,
     "enforce_eager": "leave it out: there are no CUDA graphs to switch off",
     "flash_attn": _ALWAYS,
+    "guided_decoding": _GUIDED,
     "keep_alive": "a model stays loaded until close",
     "last_n_tokens_size": "penalties look at the whole sequence",
     "load_format": "models are GGUF files",
+    "logits_processor": _PROCESSORS,
+    "logits_processors": _PROCESSORS,
     "logits_all": "leave it out: ask for SamplingParams(prompt_logprobs=...)",
     "low_vram": "give n_gpu_layers: the other layers run on the CPU",
     "main_gpu": _SPLIT,
@@ -89,6 +95,8 @@ WITHOUT: dict[str, str] = {
     "numa": "leave it out: threads stay on the cores that the process may use",
     "offload_kqv": "leave it out: the cache of a layer is where the layer is",
     "pipeline_parallel_size": _SPLIT,
+    "pooling_type": "call embed with pooling='mean', 'cls' or 'last'",
+    "prompt_token_ids": "give the list of token numbers in place of the text of a prompt",
     "quantization": _TYPES,
     "repeat_last_n": "penalties look at the whole sequence",
     "rope_freq_base": "leave it out: the file has it",
@@ -96,6 +104,7 @@ WITHOUT: dict[str, str] = {
     "rope_scaling": "leave it out: the file has it",
     "skip_tokenizer_init": "leave it out: the file has the tokenizer",
     "split_mode": _SPLIT,
+    "structured_outputs": _GUIDED,
     "tensor_parallel_size": _SPLIT,
     "tensor_split": _SPLIT,
     "tfs_z": _SAMPLER,
@@ -104,9 +113,15 @@ WITHOUT: dict[str, str] = {
     "trust_remote_code": "leave it out: a GGUF file has no code",
     "typical_p": _SAMPLER,
     "use_beam_search": _BEAMS,
+    "use_tqdm": "leave it out: calls show no progress bar",
     "use_mlock": _MAPPED,
     "use_mmap": _MAPPED,
     "verbose": 'leave it out: messages go to logging.getLogger("pyvelo")',
     "vocab_only": "LLM loads the whole model; pyvelo.models.gguf_scan reads a file's metadata",
 }
 """Names without a counterpart, and what to do instead."""
+
+OF_CALLS: dict[str, str] = {
+    "chat_template": "give it to each call: llm.chat(messages, chat_template=...)",
+}
+"""Arguments of calls that other libraries give to the constructor."""

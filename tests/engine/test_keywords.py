@@ -69,12 +69,22 @@ def test_the_tables_of_other_names() -> None:
         (LLM, "dtype", "LLM has no argument 'dtype': weights have the types of the file"),
         (LLM, "tensor_parallel_size", "see n_gpu_layers"),
         (AsyncLLM, "trust_remote_code", "leave it out: a GGUF file has no code"),
+        (SamplingParams, "guided_decoding", "give json_schema=, regex= or grammar= instead"),
+        (SamplingParams, "structured_outputs", "give json_schema=, regex= or grammar= instead"),
+        (SamplingParams, "bad_words", "logit_bias={token: -100} bans a token"),
+        (SamplingParams, "logits_processors", "functions on logits are not supported"),
+        (LLM, "chat_template", "LLM has no argument 'chat_template': give it to each call: llm.chat("),
+        (AsyncLLM, "chat_template", "llm.chat(messages, chat_template=...)"),
+        (LLM, "pooling_type", "call embed with pooling='mean', 'cls' or 'last'"),
+        (partial(LLM.generate, NOBODY), "use_tqdm", "leave it out: calls show no progress bar"),
+        (partial(LLM.generate, NOBODY), "prompt_token_ids", "in place of the text of a prompt"),
+        (partial(LLM.embed, NOBODY), "pooling_type", "call embed with pooling="),
         (SamplingParams, "typical_p", "this sampler does not exist here"),
         (AsyncLLM, "kv_types", "AsyncLLM has no argument 'kv_types': did you mean kv_type?"),
     ],
 )
 def test_the_nearest_right_name_of_a_setting(call: Callable[..., Any], name: str, message: str) -> None:
-    arguments = ["model.gguf"] if "LLM" in call.__name__ else []
+    arguments = [] if call in (SamplingParams, BeamSearchParams) else ["model.gguf"]
     with pytest.raises(ArgumentError) as refused:
         call(*arguments, **{name: 1})
     assert message in str(refused.value)
@@ -86,8 +96,8 @@ def test_the_nearest_right_name_of_a_setting(call: Callable[..., Any], name: str
     ("call", "names"),
     [
         (LLM, "tokenizer_mode revision max_logprobs"),
-        (SamplingParams, "detokenize output_kind bad_words"),
-        (partial(LLM.generate, NOBODY, "Hello"), "use_tqdm detokenize priority_class"),
+        (SamplingParams, "detokenize output_kind min_words"),
+        (partial(LLM.generate, NOBODY, "Hello"), "detokenize priority_class"),
     ],
 )
 def test_names_without_an_equivalent(call: Callable[..., Any], names: str) -> None:
