@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Request", "generate", "read_message", "read_prompt", "split_words"]
 
+OWN_TEMPLATE = "tokenizer.chat_template"
+"""Name of the chat template in a model's file."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -146,6 +149,8 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
         code = _stream(llm, request, params, answer, echo=not as_json)
         if as_json:
             print_json(_as_dict(answer, llm), indent=None)
+        elif request.chat is None and sys.stderr.isatty() and llm.chat_template.name == OWN_TEMPLATE:
+            print_error("pyvelo: the text was continued; with --chat it is a message that the model answers")
         if verbose:
             print_error(_summary(answer, llm))
     return code

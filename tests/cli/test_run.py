@@ -16,9 +16,11 @@ import pytest
 
 from pyvelo import LLM, Delta, SamplingParams, StreamPiece
 from pyvelo.cli.values import parse_kv_type_option, parse_size
+from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError
 from tests import forks
 
+from .ptys import PYVELO, in_a_terminal
 from .test_info import run_cli
 
 COMMAND = [sys.executable, "-m", "pyvelo.cli"]
@@ -322,3 +324,10 @@ def test_what_the_library_says_is_a_line_of_the_command(
     for _ in range(2):  # the second run says it once, too
         code, _, err = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "1", "--ctx", "8192")
         assert (code, err) == (0, line)
+
+
+@pytest.mark.parametrize(("options", "hints"), [((), 1), (("--chat",), 0), (("--json",), 0)])
+def test_a_terminal_shows_how_to_ask_a_model_that_can_chat(options: tuple[str, ...], hints: int) -> None:
+    command = [*PYVELO, "run", str(DEMO_MODEL), "The KV cache", "--max-tokens", "2", *options]
+    code, shown = in_a_terminal(command)
+    assert (code, shown.count(b"with --chat it is a message")) == (0, hints)
