@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pyvelo.errors import ConfigError
+from pyvelo.events.addresses import check_path
 from pyvelo.events.feed import Changes
 from pyvelo.events.history import History
 from pyvelo.events.replays import Replays
@@ -133,6 +134,7 @@ class Publisher:
     def _open(self, kind: int, address: str, options: dict[str, int]) -> Socket:
         """Return a socket that is bound to an address."""
         zmq = self._zmq
+        check_path(address)
         opened = self._context.socket(kind)
         settings = {"LINGER": 0, "SNDHWM": MOST_UNSENT, "TCP_KEEPALIVE": 1, "IPV6": int("[" in address)}
         for name, value in {**settings, **options}.items():
