@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
+from pyvelo.kv.hits import Hits
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.prefix import BlockHashes, BlockLayout, Prefix, PrefixIndex
 from pyvelo.kv.states import SnapshotIndex, StateManager
@@ -77,14 +78,11 @@ class AdoptingManager(BlockManager):
     def held_hashes(self, wanted: Iterable[bytes], n: int) -> list[bytes]:
         """Return up to `n` hashes of prefixes that would be a hit: the wanted ones first, then the newest."""
         known: dict[bytes, Prefix] = self._index.by_hash if self._index is not None else {}
-        full = [group for group, window in enumerate(self.layout.windows) if not window.size]
-        needs_state = bool(self.layout.state_blocks)
+        hits = Hits(self.layout)
 
         def is_hit(name: bytes) -> bool:
             prefix = known.get(name)
-            if prefix is None or (needs_state and not prefix.snapshot):
-                return False
-            return all(prefix.blocks[group] for group in full)
+            return prefix is not None and hits.is_hit(prefix)
 
         names = dict.fromkeys(chain(wanted, islice(reversed(known), n)))
         return list(islice(filter(is_hit, names), n))

@@ -840,7 +840,7 @@ def test_held_hashes_need_what_a_hit_needs() -> None:
     windowed = AdoptingManager(8, BLOCK, windows=(FULL, Window(BLOCK)))
     table = started(windowed, 3 * BLOCK, range(3 * BLOCK))
     windowed.advance(table, 3 * BLOCK)
-    assert len(windowed.held_hashes((), 9)) == 3  # the group without a window holds all
+    assert len(windowed.held_hashes((), 9)) == 3
     states = AdoptingStates(8, BLOCK, state_blocks=1)
     ended(states, range(2 * BLOCK))
     assert states.published()
