@@ -39,6 +39,8 @@ def publishing(config: EngineConfig) -> Iterator[Publisher | None]:
         yield None
         return
     publisher = Publisher(settings)
+    replay = "" if publisher.replay_endpoint is None else f", replays at {publisher.replay_endpoint}"
+    _log.info("KV events at %s%s", publisher.endpoint, replay)
     for address in (settings.endpoint, settings.replay):
         if address is not None and not is_local(address):
             _log.warning("KV events at %s: other machines can read the token ids of all prompts", address)

@@ -12,6 +12,8 @@ __all__ = ["History"]
 
 MOST_BATCHES = 10_000  # as vLLM
 MOST_BYTES = 64 << 20
+BYTES_OF_BLOCK = 240  # of a stored block in Python, beside its tokens
+BYTES_OF_HASH = 48  # of a removed one
 
 
 class _Batch(NamedTuple):
@@ -19,11 +21,22 @@ class _Batch(NamedTuple):
     payload: bytes
     changes: Changes
 
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes, about."""
+        tokens = sum(len(block.tokens) for block in self.changes.stored)
+        objects = BYTES_OF_BLOCK * len(self.changes.stored) + BYTES_OF_HASH * len(self.changes.removed)
+        return len(self.payload) + tokens + objects
+
 
 class History:
     """Batches by their sequence numbers, the latest ones only, and the blocks before and after them.
 
     A batch that is dropped changes `before`, so a replay can always begin with a whole listing.
+
+    Args:
+        most_batches: 0: without replays, only `now` and the sequence number are needed.
+        most_bytes: of payloads and changes.
     """
 
     def __init__(self, most_batches: int = MOST_BATCHES, most_bytes: int = MOST_BYTES) -> None:
@@ -39,15 +52,21 @@ class History:
         """Add a batch; return its sequence number."""
         sequence, self.next_sequence = self.next_sequence, self.next_sequence + 1
         _apply(self.now, changes)
-        self._batches.append(_Batch(sequence, payload, changes))
-        self._n_bytes += len(payload)
+        if self._most_batches:
+            batch = _Batch(sequence, payload, changes)
+            self._batches.append(batch)
+            self._n_bytes += batch.n_bytes
+            self._drop_oldest()
+        return sequence
+
+    def _drop_oldest(self) -> None:
+        """Drop batches beyond the bounds; the last one stays."""
         while len(self._batches) > self._most_batches or (
             self._n_bytes > self._most_bytes and len(self._batches) > 1
         ):
             oldest = self._batches.popleft()
-            self._n_bytes -= len(oldest.payload)
+            self._n_bytes -= oldest.n_bytes
             _apply(self._before, oldest.changes)
-        return sequence
 
     @property
     def first_sequence(self) -> int:

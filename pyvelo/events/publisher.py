@@ -28,7 +28,8 @@ __all__ = ["Publisher"]
 _log = logging.getLogger("pyvelo")
 
 MOST_QUEUED = 1000  # steps whose changes wait for the thread; later steps are merged
-MOST_UNSENT = 10_000  # batches that wait for a slow subscriber; it loses later ones
+MOST_UNSENT = 1000  # batches that wait for a slow subscriber; it loses later ones
+MOST_UNSENT_REPLAY = 8  # batches that wait for a slow client of a replay, which pauses then
 LISTED_AT_ONCE = 1024  # blocks in a batch of a listing
 LISTING_PAUSE = 1.0  # seconds between two listings for new subscribers
 CLOSING = 2.0  # seconds that the thread has to publish the rest
@@ -63,7 +64,8 @@ class Publisher:
         import zmq
 
         self._zmq: Zmq = zmq
-        self._settings, self._history = settings, history or History()
+        self._settings = settings
+        self._history = history or (History() if settings.replay is not None else History(most_batches=0))
         self._encode = msgspec.msgpack.Encoder().encode
         self._queue: deque[_Item] = deque()
         self._is_awake = self._is_starved = False
@@ -78,7 +80,8 @@ class Publisher:
             self._publish = self._open(zmq.XPUB, settings.endpoint, {"XPUB_VERBOSE": 1})
             self._replays: Replays | None = None
             if settings.replay is not None:
-                replay = self._open(zmq.ROUTER, settings.replay, {"ROUTER_MANDATORY": 1})
+                options = {"ROUTER_MANDATORY": 1, "SNDHWM": MOST_UNSENT_REPLAY}
+                replay = self._open(zmq.ROUTER, settings.replay, options)
                 topic = settings.topic.encode()
                 self._replays = Replays(zmq, replay, self._history, topic, self._payload)
         except BaseException:

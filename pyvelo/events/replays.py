@@ -14,9 +14,10 @@ from pyvelo.events.wire import END, sequence_bytes
 
 __all__ = ["Replays"]
 
-MOST_AT_ONCE = 16  # clients; the one that waits longest is dropped
-MOST_IN_A_TURN = 200  # messages to a client
-LOOK_AGAIN = 10.0  # milliseconds, while clients read too slowly
+MOST_IN_A_TURN = 1000  # messages to all clients
+MOST_TO_A_CLIENT = 200  # of these
+LOOK_AGAIN = 1.0  # milliseconds until a client that reads too slowly is tried again
+LONGEST_PAUSE = 100.0  # milliseconds, if no client reads
 
 Zmq = Any
 Socket = Any
@@ -25,14 +26,22 @@ Frames = tuple[bytes, ...]
 
 @dataclass
 class _Replay:
-    """Replay that goes on with batch `sequence`. `envelope`: frames in front of each reply."""
+    """Replay that goes on with batch `sequence`.
+
+    envelope: frames in front of each reply.
+    unsent: message for which the client had no room.
+    """
 
     envelope: Frames
     sequence: int
+    unsent: Frames = ()
 
 
 class Replays:
     """Replays in progress on a ROUTER socket with ROUTER_MANDATORY. Not thread-safe.
+
+    Each client has one replay, and clients take turns. The socket's high-water mark bounds what waits for a
+    client that does not read, however often it asks; then its replay pauses.
 
     A reply has the frames topic, sequence number and payload, and the last one the number END. If the wanted
     batches are gone, a listing comes in front, with the number before the oldest batch.
@@ -51,7 +60,8 @@ class Replays:
     ) -> None:
         self._zmq, self._socket = zmq, replay
         self._history, self._topic, self._encode = history, topic, encode
-        self._replays: dict[bytes, _Replay] = {}  # by client
+        self._replays: dict[bytes, _Replay] = {}  # by client, the next one first
+        self._pause = LOOK_AGAIN
         self.timeout: float | None = None
         """Milliseconds until `go_on` is to be called; None: there is nothing to send."""
 
@@ -61,44 +71,52 @@ class Replays:
             while True:
                 frames: Sequence[bytes] = self._socket.recv_multipart(self._zmq.NOBLOCK)
                 if len(frames) >= 2 and len(frames[-1]) == 8:
-                    self._replays.pop(frames[0], None)
                     start = int.from_bytes(frames[-1], "big")
                     self._replays[frames[0]] = _Replay(tuple(frames[:-1]), start)
-                    if len(self._replays) > MOST_AT_ONCE:
-                        del self._replays[next(iter(self._replays))]
                     self.timeout = 0.0
 
     def go_on(self) -> None:
-        """Send what the clients have room for."""
-        self.timeout = None
+        """Send what the clients have room for, up to MOST_IN_A_TURN messages."""
+        n_sent, is_waiting = 0, False
         for client, replay in list(self._replays.items()):
+            if n_sent >= MOST_IN_A_TURN:
+                break
+            del self._replays[client]
             try:
-                if self._send_some(replay):
-                    del self._replays[client]
+                for _ in range(MOST_TO_A_CLIENT):
+                    has_ended = self._send_next(replay)
+                    n_sent += 1
+                    if has_ended:
+                        break
                 else:
-                    self.timeout = 0.0
+                    self._replays[client] = replay  # behind the others
             except self._zmq.Again:
-                self.timeout = LOOK_AGAIN if self.timeout is None else self.timeout
-            except self._zmq.ZMQError:  # it is gone
-                del self._replays[client]
+                self._replays[client], is_waiting = replay, True
+            except self._zmq.ZMQError:  # the client is gone
+                pass
+        self._pause = LOOK_AGAIN if n_sent else min(2 * self._pause, LONGEST_PAUSE)
+        self.timeout = None
+        if self._replays:
+            self.timeout = self._pause if is_waiting and n_sent < MOST_IN_A_TURN else 0.0
 
-    def _send_some(self, replay: _Replay) -> bool:
-        """Send some batches; return whether these were all."""
-        history = self._history
-        for _ in range(MOST_IN_A_TURN):
-            if replay.sequence < history.first_sequence:
-                listing = Changes([], list[Block](history.before()), True)
-                payload = self._encode(time.time(), listing)
-                self._send(replay, self._topic, sequence_bytes(history.first_sequence - 1), payload)
-                replay.sequence = history.first_sequence
-            elif replay.sequence < history.next_sequence:
-                payload = history.payload(replay.sequence)
-                self._send(replay, self._topic, sequence_bytes(replay.sequence), payload)
-                replay.sequence += 1
-            else:
-                self._send(replay, b"", END, b"")
-                return True
-        return False
-
-    def _send(self, replay: _Replay, *frames: bytes) -> None:
+    def _send_next(self, replay: _Replay) -> bool:
+        """Send a message of a replay; return whether it was the last one."""
+        frames = replay.unsent or self._next(replay)
+        replay.unsent = frames  # a listing takes long to make
         self._socket.send_multipart((*replay.envelope, *frames), self._zmq.NOBLOCK)
+        replay.unsent = ()
+        return frames[1] == END
+
+    def _next(self, replay: _Replay) -> Frames:
+        """Return the frames of the next message of a replay, and advance it."""
+        history = self._history
+        if replay.sequence < history.first_sequence:
+            listing = Changes([], list[Block](history.before()), True)
+            payload = self._encode(time.time(), listing)
+            replay.sequence = history.first_sequence
+            return self._topic, sequence_bytes(history.first_sequence - 1), payload
+        if replay.sequence < history.next_sequence:
+            payload = history.payload(replay.sequence)
+            replay.sequence += 1
+            return self._topic, sequence_bytes(replay.sequence - 1), payload
+        return b"", END, b""

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 import zmq
 
-from pyvelo.config import KVEvents
+from pyvelo.config import EngineConfig, KVEvents
 from pyvelo.errors import ConfigError
 from pyvelo.events import publisher as module
-from pyvelo.events.connection import adapter_and_salt, is_local
+from pyvelo.events.connection import adapter_and_salt, is_local, publishing
 from pyvelo.events.feed import Block, Changes, Identity
 from pyvelo.events.history import History
 from pyvelo.events.publisher import Publisher
@@ -154,14 +154,54 @@ def test_after_the_oldest_batch_a_replay_begins_with_a_listing(context: zmq.Cont
 
 
 def test_a_history_is_bounded_by_bytes() -> None:
-    history = History(most_bytes=100)
+    history = History(most_bytes=1000)
     for number in range(10):
         history.append(bytes(40), stored(number))
-    assert (history.first_sequence, history.next_sequence) == (8, 10)
+    assert (history.first_sequence, history.next_sequence) == (7, 10), "changes count, too"
     assert history.payload(9) == bytes(40)
-    assert [block.hash for block in history.before()] == list(range(8))
-    history.append(bytes(1000), stored(10))
+    assert [block.hash for block in history.before()] == list(range(7))
+    history.append(bytes(10_000), stored(10))
     assert (history.first_sequence, history.next_sequence) == (10, 11), "the last batch stays"
+    history.append(b"", removed(*range(30)))
+    assert (history.first_sequence, history.next_sequence, history.now) == (11, 12, {})
+
+
+def test_without_a_replay_address_no_batch_is_kept(context: zmq.Context[Any]) -> None:
+    with published(replay=None) as publisher:
+        follower = subscribed(context, publisher, replay=False)
+        publisher.put(stored(1, 2))
+        publisher.put(removed(2))
+        follower.until(lambda: set(follower.consumer.keys) == {1})
+        history = publisher._history
+        assert history.first_sequence == history.next_sequence >= 3
+        assert (set(history.now), list(history.before())) == ({1}, [])
+
+
+def test_many_clients_ask_for_a_replay_at_once(context: zmq.Context[Any]) -> None:
+    """Each of them gets its end."""
+    with published() as publisher:
+        follower = subscribed(context, publisher)
+        for number in range(1, 400):
+            publisher.put(stored(number))
+        follower.until(lambda: 399 in follower.consumer.keys)
+        last = publisher._history.next_sequence
+        clients = [context.socket(zmq.DEALER) for _ in range(40)]
+        for client in clients:
+            client.connect(publisher.replay_endpoint)
+            client.send_multipart([b"", bytes(8)])
+        for client in clients:
+            sequences = []
+            while sequences[-1:] != [b"\xff" * 8]:
+                assert client.poll(WAIT * 1000)
+                sequences.append(client.recv_multipart()[2])
+            assert len(sequences) == last + 1
+            client.close(linger=0)
+
+
+def test_few_messages_wait_for_slow_clients() -> None:
+    with published() as publisher:
+        events, replay = publisher._sockets
+        assert (events.sndhwm, replay.sndhwm) == (module.MOST_UNSENT, module.MOST_UNSENT_REPLAY) == (1000, 8)
 
 
 def test_a_slow_subscriber_sees_a_gap_and_catches_up(context: zmq.Context[Any], monkeypatch: Any) -> None:
@@ -425,6 +465,17 @@ def test_a_missing_package(package: str, monkeypatch: Any) -> None:
     )
     with pytest.raises(ConfigError, match=r"pip install 'pyvelo\[events\]'"):
         Publisher(KVEvents("tcp://127.0.0.1:*"))
+
+
+def test_the_log_has_the_ports(caplog: pytest.LogCaptureFixture) -> None:
+    events = KVEvents("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+    config = EngineConfig(model="m.gguf", kv_events=events)
+    with caplog.at_level("INFO", "pyvelo"), publishing(config) as publisher:
+        assert publisher is not None
+        publisher.close()
+        assert not publisher.endpoint.endswith("*")
+        words = f"KV events at {publisher.endpoint}, replays at {publisher.replay_endpoint}"
+        assert caplog.messages == [words]
 
 
 def test_addresses_of_this_machine() -> None:
