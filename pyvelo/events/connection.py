@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from pyvelo.config import EngineConfig
 from pyvelo.errors import VeloError
 from pyvelo.events.feed import Feed
+from pyvelo.events.names import Adapters, Names
 from pyvelo.events.publisher import Publisher
 from pyvelo.hosts import is_loopback
 from pyvelo.kv.adopt import AdoptingManager
-from pyvelo.kv.extra import salt_of
 from pyvelo.kv_events import KVEvents
 
-__all__ = ["adapter_and_salt", "connect", "is_local", "publishing"]
+__all__ = ["connect", "is_local", "publishing"]
 
 _log = logging.getLogger("pyvelo")
 
 # of the engine, which imports this file
 EngineLoop = Any
 EngineCore = Any
-Adapters = Mapping[str, tuple[Any, Any]]
 
 
 @contextmanager
@@ -60,18 +59,21 @@ def connect(publisher: Publisher, loop: EngineLoop, core: EngineCore, adapters: 
     manager: AdoptingManager = core.manager
     if manager.index is None:
         return
-    feed = Feed(manager.index, manager.layout, lambda extra: adapter_and_salt(extra, adapters))
+    names = Names(adapters)
+    feed = Feed(manager.index, manager.layout, names.split)
     publisher.block_size = manager.block_size
     publisher.on_room = _visit(weakref.ref(loop))
     publisher.close_with(loop)
     before = manager.set_observer(feed.observe)
     if before is not None:
         raise RuntimeError("the manager has an observer already")
-    loop.publishers.append(lambda: _publish(feed, publisher))
+    loop.publishers.append(lambda: _publish(names, feed, publisher))
 
 
-def _publish(feed: Feed, publisher: Publisher) -> None:
+def _publish(names: Names, feed: Feed, publisher: Publisher) -> None:
     """Give the publisher the changes; while its queue is full they are merged with later ones."""
+    if publisher.has_room and names.update():
+        feed.note_adapters()
     if feed.has_changes and publisher.has_room:
         changes = feed.take()
         if changes is not None:
@@ -88,16 +90,6 @@ def _visit(loop: weakref.ref[EngineLoop]) -> Callable[[], None]:
                 pass
 
     return visit
-
-
-def adapter_and_salt(extra: bytes, adapters: Adapters) -> tuple[str | None, bytes]:
-    """Return the name of the adapter and the salt in the `extra` of block hashes."""
-    salt = salt_of(extra)
-    key = extra.removesuffix(salt) if salt else extra
-    if not key:
-        return None, salt
-    names = (name for name, (_, adapter) in list(adapters.items()) if adapter.key == key)
-    return next(names, "unloaded"), salt  # it may be unloaded in the step that stored its blocks
 
 
 def is_local(address: str) -> bool:

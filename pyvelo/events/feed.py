@@ -18,7 +18,7 @@ from pyvelo.kv.records import Event
 
 __all__ = ["Block", "Changes", "Feed", "Identity"]
 
-SplitExtra = Callable[[bytes], tuple[str | None, bytes]]
+SplitExtra = Callable[[bytes], tuple[str | None, bytes] | None]
 
 HASH_BYTES = 8
 SALT_MARK = "pyvelo-salt:"
@@ -63,7 +63,7 @@ class _Node:
 
     number: its blocks, from the start of the sequence.
     n_announced_children: announced prefixes that are one block longer.
-    reachable: all its blocks of the groups without a window are published.
+    reachable: all its blocks of the groups without a window are published, and its adapter is loaded.
     hits: a sequence can continue right after it.
     announced: it hits, or a longer prefix does.
     """
@@ -93,7 +93,8 @@ class Feed:
     It refers to no manager, which would make a circle.
 
     Args:
-        split_extra: returns the name of the adapter and the salt for the `extra` of block hashes.
+        split_extra: returns the name of the adapter and the salt for the `extra` of block hashes; None if the
+            adapter is not loaded.
     """
 
     def __init__(
@@ -127,6 +128,10 @@ class Feed:
             if prefix is not None:
                 self._dirty[prefix] = None
 
+    def note_adapters(self) -> None:
+        """Note that `split_extra` returns other values for adapters, until `take` at least."""
+        self._dirty |= {node.prefix: None for node in self._nodes.values() if node.parent is None}
+
     @property
     def has_changes(self) -> bool:
         """Whether `take` may return changes; it returns none if they cancel out."""
@@ -148,6 +153,8 @@ class Feed:
             [self._block(node) for node in stored.values()],
             bool(removed) and self._n_announced == len(stored),
         )
+        for node in removed.values():
+            node.block = None  # the adapter may be loaded again, by another name
         return changes if stored or removed else None
 
     # ---- what can hit ----
@@ -198,7 +205,7 @@ class Feed:
             was_reachable = node.reachable
             node.reachable = (
                 listed
-                and (node.parent is None or node.parent.reachable)
+                and (self._is_loaded(prefix) if node.parent is None else node.parent.reachable)
                 and all(prefix.blocks[group] for group in self._full)
             )
             runs = [n + 1 if prefix.blocks[g] else 0 for n, g in zip(runs, self._windowed, strict=True)]
@@ -264,9 +271,14 @@ class Feed:
             node.block = Block(number, None if parent is None else parent.hash, node.prefix.tokens, identity)
         return node.block
 
-    def _identity(self, prefix: Prefix) -> Identity:
-        """Return the identity of a first block."""
-        lora, salt = self._split_extra(prefix.parent.hash if prefix.parent is not None else b"")
+    def _is_loaded(self, first: Prefix) -> bool:
+        """Return whether the adapter of a first block is loaded."""
+        return first.parent is not None and self._split_extra(first.parent.hash) is not None
+
+    def _identity(self, first: Prefix) -> Identity:
+        """Return the identity of a first block whose adapter is loaded."""
+        found = self._split_extra(first.parent.hash) if first.parent is not None else None
+        lora, salt = found or (None, b"")
         return Identity(lora, SALT_MARK + self._secret_hash(salt).hex() if salt else None)
 
     def _secret_hash(self, data: bytes) -> bytes:

@@ -213,10 +213,19 @@ def test_adapters_and_salts(tiny_model_f32: Path, tmp_path: Path, context: zmq.C
             check(truth, follower)
         assert {key.lora for key in follower.consumer.prefixes()} == {None, "a", "b"}
         assert len({key.salt for key in follower.consumer.prefixes()}) == 2
-        prompt = user.prompts[0]
+        path_of_b = llm.loras["b"].path
         llm.unload_lora("a")
+        prompt = [3 + (j * j) % 250 for j in range(200)]
         llm.generate(prompt, greedy(1))
         follower.until(lambda: follower.consumer.hit(prompt) == len(prompt) // SIZE)
+        assert {key.lora for key in follower.consumer.prefixes()} == {None, "b"}
+        llm.generate(prompt, greedy(1, lora="b"))
+        follower.until(lambda: follower.consumer.hit(prompt, lora="b") == len(prompt) // SIZE)
+        llm.unload_lora("b")
+        llm.load_lora("a", path_of_b)  # another adapter by a name that was known
+        llm.generate(prompt, greedy(1, lora="a"))
+        follower.until(lambda: follower.consumer.hit(prompt, lora="a") == len(prompt) // SIZE)
+        assert follower.consumer.hit(prompt, lora="b") == 0
 
 
 def test_blocks_that_are_loaded_from_a_store_are_stored(

@@ -263,3 +263,30 @@ def test_a_long_prefix_is_looked_at_once_when_it_ends() -> None:
     bench.take()
     assert counted == n
     assert not bench.feed._nodes
+
+
+# ---- adapters ----
+
+
+def test_the_blocks_of_an_unloaded_adapter_are_removed_until_it_is_loaded_again() -> None:
+    bench, names = Bench(40), {b"k": "poet"}
+    bench.feed._split_extra = lambda extra: (names[extra], b"") if extra in names else None
+    tokens = list(range(3 * BLOCK))
+    bench.compute(tokens, b"k")
+    bench.take()
+    assert {(key.lora, len(key.tokens)) for key in bench.consumer.prefixes()} == {
+        ("poet", n * BLOCK) for n in (1, 2, 3)
+    }
+    for name in ("clerk", "poet"):
+        names.clear()
+        bench.feed.note_adapters()
+        bench.take()
+        assert not bench.consumer.keys
+        bench.compute([*tokens, *range(2 * BLOCK)], b"k")  # by a session that goes on
+        assert not bench.feed.has_changes
+        names[b"k"] = name
+        bench.feed.note_adapters()
+        bench.take()
+        assert {(key.lora, len(key.tokens)) for key in bench.consumer.prefixes()} == {
+            (name, n * BLOCK) for n in (1, 2, 3, 4, 5)
+        }

@@ -17,7 +17,7 @@ import zmq
 from pyvelo.config import EngineConfig, KVEvents
 from pyvelo.errors import ConfigError
 from pyvelo.events import publisher as module
-from pyvelo.events.connection import adapter_and_salt, is_local, publishing
+from pyvelo.events.connection import is_local, publishing
 from pyvelo.events.feed import Block, Changes, Identity
 from pyvelo.events.history import History
 from pyvelo.events.publisher import Publisher
@@ -482,18 +482,6 @@ def test_addresses_of_this_machine() -> None:
     local = ("tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://localhost:1", "ipc:///tmp/x", "tcp://127.9.9.9:*")
     assert all(map(is_local, local))
     assert not any(map(is_local, ("tcp://*:1", "tcp://0.0.0.0:1", "tcp://10.0.0.1:1", "tcp://eth0:1")))
-
-
-def test_what_the_extra_of_hashes_contains() -> None:
-    class Adapter:
-        key = b"\xff" + b"k" * 36
-
-    adapters = {"poet": (None, Adapter())}
-    assert adapter_and_salt(b"", adapters) == (None, b"")
-    assert adapter_and_salt(b"salt", adapters) == (None, b"salt")
-    assert adapter_and_salt(Adapter.key, adapters) == ("poet", b"")
-    assert adapter_and_salt(Adapter.key + b"salt", adapters) == ("poet", b"salt")
-    assert adapter_and_salt(b"\xffother", adapters)[0] == "unloaded"
 
 
 def test_an_ipc_address_and_ipv6(context: zmq.Context[Any], tmp_path: Any) -> None:
