@@ -96,7 +96,8 @@ class Ingress:
             headers=tuple(headers.items()),
             body=body,
         )
-        owner = replica_of(exchange.path, _previous(body))
+        is_response = exchange.path.endswith("/responses")
+        owner = replica_of(exchange.path, _previous(body) if is_response else None)
         if owner:
             return replace(request, replica=owner)
         return replace(request, hashes=await self._hashes(request))
@@ -179,7 +180,7 @@ def _last_event(path: str, error: HttpError) -> bytes:
 
 def _previous(body: bytes) -> Any:
     """Return the id of the response that a body continues, if any."""
-    if b'"previous_response_id"' not in body:
+    if b'"previous_response_id"' not in body and b"\\u" not in body:  # a name may have escapes
         return None
     try:
         fields = _decode(body)

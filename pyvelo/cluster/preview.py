@@ -41,7 +41,7 @@ MAX_BLOCKS = 1024
 """Blocks of a prompt that are hashed, from its start."""
 PROMPTED = {
     *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
-    *("/completion", "/api/chat", "/api/generate"),
+    *("/completion", "/api/chat", "/api/generate", "/v1/sessions"),
 }
 """Endpoints whose prompts a replica may hold."""
 
@@ -107,6 +107,7 @@ class _Loop:
             parts=None,
             n_ctx=(1 << 31) - 1,
             loras=SimpleNamespace(infos={}),
+            persistence=None,
             processor=_Processor(model),
         )
         self.preparer = self
@@ -133,6 +134,10 @@ class _Processor:
     def prepare(self, prompt: Any, params: Any, *_: Any) -> None:
         """Raise _Prompted."""
         raise _Prompted(tokens_of(self._model, prompt), params.cache_salt)
+
+    def sequence(self, prompt: Any, cache_salt: str, *_: Any) -> None:
+        """Raise _Prompted, for a session."""
+        raise _Prompted(tokens_of(self._model, prompt), cache_salt)
 
 
 async def _receive() -> Message:

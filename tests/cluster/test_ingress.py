@@ -160,6 +160,23 @@ def test_the_hashes_are_the_ones_that_a_replica_publishes(path: str, body: dict[
     run(test())
 
 
+@pytest.mark.parametrize("path", ["/v1/sessions", "/sessions"])
+@pytest.mark.parametrize("content", [{"prompt": LONG, "cache_salt": "mine"}, {"messages": CHAT["messages"]}])
+def test_a_session_has_the_hashes_of_its_first_answer(path: str, content: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with opened() as replica:
+            preview = Preview(CONFIG, replica.app.settings)
+            hashes = await preview.hashes(Forwarded("POST", path, body=json.dumps(content).encode()))
+            assert len(hashes) >= 2
+            status, _, data = await Client(to(replica), path, content).answer()
+            assert status == 200, data
+            generate = f"/v1/sessions/{json.loads(data)['id']}/generate"
+            assert (await Client(to(replica), generate, {"max_tokens": 2}).answer())[0] == 200
+            assert set(map(short, hashes)) <= (await replica.report()).held
+
+    run(test())
+
+
 def test_tenants_have_other_hashes() -> None:
     async def test() -> None:
         keys = Keys([Tenant("a", _digest("A")), Tenant("b", _digest("B"))])
@@ -187,10 +204,30 @@ def test_tenants_have_other_hashes() -> None:
         ("POST", "/v1/embeddings", b'{"input": "a"}'),
         ("GET", "/v1/completions", b""),
         ("GET", "/nowhere", b""),
+        ("GET", "/v1/sessions", b""),
+        ("POST", "/v1/sessions", b""),
+        ("POST", "/v1/sessions", b"{}"),
+        ("POST", "/v1/sessions", b'{"saved": "a"}'),
+        ("POST", "/v1/sessions/{id}/generate", b"{}"),
     ],
 )
-def test_other_requests_have_no_hashes(method: str, path: str, body: bytes) -> None:
+def test_other_requests_have_no_hashes(
+    method: str, path: str, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     assert asyncio.run(Preview(CONFIG, Settings()).hashes(Forwarded(method, path, body=body))) == ()
+    assert not caplog.messages
+
+
+def test_a_continued_response_is_found_whatever_its_field_looks_like() -> None:
+    name = "resp_" + "0" * 32 + "_x"
+    for body in (
+        json.dumps({"previous_response_id": name}),
+        json.dumps({"previous_response_id": name}).replace("id", "\\u0069d"),
+        json.dumps({"previous_response_id": name}).replace("_response_", "\\u005Fresponse_"),
+    ):
+        assert ingress._previous(body.encode()) == name
+    for other in ("{", '"\\u0041"', '{"a": "previous_response_id \\u0041"}'):
+        assert ingress._previous(other.encode()) is None
 
 
 def test_reports_tell_what_a_replica_has_to_do() -> None:
