@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -131,7 +132,7 @@ def cluster(
     bounds = {name: value for name, value in bounds.items() if value is not None}
     if bounds and policy != "affinity":
         raise ConfigError(f"--{min(bounds)} is an option of --policy affinity")
-    make_policy(policy, lambda: 0.0, **bounds)  # checks them
+    _check_policy(policy, bounds)
     return Options(
         config=EngineConfig(model=model, memory_utilization=SHARE / n_most, **engine),
         settings=settings,
@@ -183,6 +184,14 @@ def arguments_of(fields: Mapping[str, Any]) -> list[str]:
         elif value is not None and value is not False and str(value).lower() not in ("false", ""):
             words += [option, str(value)]
     return words
+
+
+def _check_policy(name: str, bounds: Mapping[str, Any]) -> None:
+    """Raise ConfigError, with the name of the option, for a wrong policy or bound."""
+    try:
+        make_policy(name, lambda: 0.0, **bounds)
+    except ConfigError as error:
+        raise ConfigError(re.sub(r"^(factor|slack)=", r"--\1 ", str(error))) from None
 
 
 def _range(text: str) -> tuple[int, int]:

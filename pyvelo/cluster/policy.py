@@ -207,8 +207,10 @@ class PrefixAffinity(LeastLoaded):
         super().__init__()
         if not 1.0 <= factor < math.inf:
             raise ConfigError(f"factor={shown(factor)}: give a number from 1 on")
-        if slack < 1 or memory < 0:
-            raise ConfigError(f"slack={shown(slack)}, memory={shown(memory)}: give at least 1 and at least 0")
+        if slack < 1:
+            raise ConfigError(f"slack={shown(slack)}: give at least 1")
+        if not memory >= 0:
+            raise ConfigError(f"memory={shown(memory)}: give at least 0")
         self._clock, self._factor, self._slack, self._memory = clock, factor, slack, memory
 
     def order(self, digests: Sequence[bytes], replicas: Iterable[str]) -> list[str]:

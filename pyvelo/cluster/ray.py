@@ -59,11 +59,15 @@ def _serve(options: Any) -> int:
     from ray import serve
 
     from pyvelo.cluster.deployments import application
+    from pyvelo.cluster.start import join
     from pyvelo.models.gguf_parts import scan_model
     from pyvelo.models.hub import locate
 
     # here, and not in a replica that Ray would start again and again
     scan_model(locate(options.config.model))
+    warning = join(options)
+    if warning:
+        print_error(f"pyvelo: {warning}")
     serve.start(http_options={"host": options.host, "port": options.port})
     try:
         serve.run(application(options), name=NAME, route_prefix="/")

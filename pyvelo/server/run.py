@@ -24,7 +24,7 @@ from pyvelo.server.process import Signals, engine_until_signal, freeze_loaded, r
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
 
-__all__ = ["Serve", "check_address", "uvicorn_config"]
+__all__ = ["Serve", "check_address", "listen", "uvicorn_config"]
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 30
@@ -69,7 +69,7 @@ class Serve:
             ConfigError: the address cannot be used.
             VeloError: as `LLM` raises them.
         """
-        with _listen(self.host, self.port) as listener, rare_collections():
+        with listen(self.host, self.port) as listener, rare_collections():
             run_loop(self._main(listener))
 
     async def _main(self, listener: socket.socket) -> None:
@@ -139,7 +139,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; raise ConfigError if the address cannot be used."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,9 @@ def test_the_fields_of_a_config_file_are_options() -> None:
         (("--host", "0.0.0.0"), "other machines could use a server without API keys"),
         (("--policy", "random"), "policy='random': choose from affinity"),
         (("--policy", "round-robin", "--slack", "3"), "--slack is an option of --policy affinity"),
-        (("--factor", "0.5"), "factor=0.5: give a number from 1 on"),
+        (("--factor", "0.5"), "--factor 0.5: give a number from 1 on"),
+        (("--factor", "nan"), "--factor nan: give a number from 1 on"),
+        (("--slack", "0"), "--slack 0: give at least 1"),
         (("--block-size", "33"), "block_size=33"),
         (("--model-name", ""), "--model-name"),
     ],
@@ -116,6 +119,8 @@ def test_without_ray_the_error_says_how_to_install_it() -> None:
         (("nowhere.gguf",), 1, "nowhere.gguf"),
         (("--autoscale", "4:1"), 2, "pyvelo: --autoscale '4:1'"),
         (("--block-size", "33"), 2, "pyvelo: --block-size 33"),
+        (("--factor", "0.5"), 2, "pyvelo: --factor 0.5: give a number from 1 on"),
+        (("--slack", "0"), 2, "pyvelo: --slack 0: give at least 1"),
     ],
 )
 def test_errors_are_a_line_and_a_code(arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -123,6 +128,36 @@ def test_errors_are_a_line_and_a_code(arguments: tuple[str, ...], code: int, mes
     lines = stderr.strip().splitlines()
     assert (found, len(lines)) == (code, 1), stderr
     assert message in lines[0]
+
+
+@pytest.mark.skipif(not has_ray(), reason="needs pip install 'ray[serve]'")
+def test_a_port_in_use_ends_the_command_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code, stderr = told("--threads", "1", "--port", str(server.getsockname()[1]))
+    assert (code, len(stderr.strip().splitlines())) == (1, 1), stderr
+    assert "cannot be used: Address already in use; give another --port" in stderr
+
+
+@pytest.mark.skipif(not has_ray(), reason="needs pip install 'ray[serve]'")
+def test_a_wrong_address_of_ray_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    code, stderr = told("--threads", "1")
+    assert code == 1
+    assert stderr.splitlines()[-1].startswith("pyvelo: RAY_ADDRESS='nonsense': Invalid address format")
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.skipif(not has_ray(), reason="needs pip install 'ray[serve]'")
+def test_too_many_cpus_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code, stderr = told("--threads", "1", "--cpus", "8000", "--port", str(port))
+    assert code == 1
+    words = "pyvelo: replicas and ingresses need 8000.1 CPUs, and Ray has "
+    assert any(line.startswith(words) for line in stderr.splitlines()), stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.skipif(not has_ray(), reason="needs pip install 'ray[serve]'")

@@ -20,7 +20,7 @@ from pyvelo.engine.async_loop import open_engine_loop
 from pyvelo.engine.stats import EngineStats
 from pyvelo.server.app import App
 from pyvelo.server.http import Receive, Scope, Send
-from pyvelo.server.run import _listen, _Server, uvicorn_config
+from pyvelo.server.run import _Server, listen, uvicorn_config
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
 
@@ -178,7 +178,7 @@ class Server:
         self.settings = settings
         self.serving: Serving
         self.app: App
-        self._listener = _listen("127.0.0.1", 0)
+        self._listener = listen("127.0.0.1", 0)
         if send_buffer:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         self.port: int = self._listener.getsockname()[1]

@@ -289,7 +289,7 @@ def test_small_answers_do_not_wait_for_acknowledgements() -> None:
             found.set_result(accepted_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.transport.abort()
 
-        with run._listen("127.0.0.1", 0) as listener:
+        with run.listen("127.0.0.1", 0) as listener:
             async with await asyncio.start_server(accepted, sock=listener):
                 with socket.create_connection(listener.getsockname()):
                     return await found
