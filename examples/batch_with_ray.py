@@ -5,6 +5,7 @@
 
 The answers have the order of the rows. A request that the server refuses for now is sent again after the
 time that its answer names; a row that fails for good has a text in "error". Without --url a server starts.
+The exit code is 1 if all rows failed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -59,13 +61,15 @@ class Ask:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with the columns answer, tries and error."""
-        found = list(self._threads.map(self.ask, map(str, batch[self._column])))
+        found = list(self._threads.map(self.ask, batch[self._column]))
         answers, tries, errors = zip(*found, strict=True)
         return {**batch, "answer": list(answers), "tries": list(tries), "error": list(errors)}
 
-    def ask(self, prompt: str) -> tuple[str, int, str]:
+    def ask(self, prompt: Any) -> tuple[str, int, str]:
         """Return the answer to a prompt, the number of tries, and why it failed, if it did."""
-        body = {**self._fields, "messages": [{"role": "user", "content": prompt}]}
+        if prompt is None or prompt != prompt:  # a column of numbers has NaN for null
+            return "", 0, f"no prompt in the column {self._column!r}"
+        body = {**self._fields, "messages": [{"role": "user", "content": str(prompt)}]}
         request = Request(f"{self._url}/chat/completions", json.dumps(body).encode(), self._headers)
         error = ""
         for number in range(1, self._tries + 1):
@@ -86,26 +90,46 @@ class Ask:
         return "", self._tries, error
 
 
-def answer_all(path: Path, output: Path, ask: Mapping[str, Any], batch_size: int = 64, n: int = 1) -> int:
-    """Answer the rows of a file; write JSON lines, in the order of the rows. Return how many failed.
-
-    Args:
-        ask: arguments of `Ask`.
-        batch_size: rows of a batch; n: processes that send batches.
-    """
+def read_rows(path: Path, column: str) -> Any:
+    """Return the dataset of a file; end with a sentence if it cannot be read or lacks the column."""
+    if not path.exists():
+        raise SystemExit(f"{path} does not exist: give a file of rows, .jsonl or .parquet")
     import ray.data
 
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     read = ray.data.read_parquet if path.suffix == ".parquet" else ray.data.read_json
-    rows = read(str(path)).map_batches(
+    try:
+        rows = read(str(path))
+        columns = rows.columns() or []
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        named = [line for line in lines if re.match(r"[\w.]+(Error|Invalid): ", line)]  # in Ray's traceback
+        raise SystemExit(f"{path} cannot be read as rows: {(named or lines)[-1]}") from None
+    if columns and column not in columns:
+        raise SystemExit(f"{path} has no column {column!r}: give --column {' or '.join(columns)}")
+    return rows
+
+
+def answer_all(
+    rows: Any, output: Path, ask: Mapping[str, Any], batch_size: int = 64, n: int = 1
+) -> tuple[int, int]:
+    """Answer rows; write JSON lines, in the order of the rows. Return the number of failed rows, and of all.
+
+    Args:
+        rows: of `read_rows`.
+        ask: arguments of `Ask`.
+        batch_size: rows of a batch; n: processes that send batches.
+    """
+    answered = rows.map_batches(
         Ask, fn_constructor_kwargs=dict(ask), batch_size=batch_size, concurrency=n, num_cpus=0.1
     )
-    n_failed = 0
+    n_failed = n_rows = 0
     with output.open("w", encoding="utf-8") as file:
-        for row in rows.iter_rows():
+        for row in answered.iter_rows():
+            n_rows += 1
             n_failed += bool(row["error"])
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return n_failed
+    return n_failed, n_rows
 
 
 @contextmanager
@@ -123,7 +147,8 @@ def server_of(model: str) -> Iterator[str]:
             server.terminate()
 
 
-def main() -> None:
+def main() -> int:
+    """Answer the rows; return 1 if all of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("rows", type=Path, help="file of rows: .jsonl or .parquet")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file of JSON lines to write")
@@ -140,18 +165,14 @@ def main() -> None:
     headers = {"Authorization": f"Bearer {given.api_key}"} if given.api_key else {}
     ask = {"column": given.column, "fields": fields, "at_once": given.at_once, "tries": given.tries}
 
-    def run(url: str) -> int:
-        return answer_all(
-            given.rows, given.output, {**ask, "url": url, "headers": headers}, n=given.processes
+    rows = read_rows(given.rows, given.column)
+    with nullcontext(given.url) if given.url else server_of(str(given.model)) as url:
+        n_failed, n_rows = answer_all(
+            rows, given.output, {**ask, "url": url, "headers": headers}, n=given.processes
         )
-
-    if given.url:
-        n_failed = run(given.url)
-    else:
-        with server_of(str(given.model)) as url:
-            n_failed = run(url)
-    print(f"{given.output}: {n_failed} rows failed")
+    print(f"{given.output}: {n_failed} of {n_rows} rows failed")
+    return int(0 < n_rows == n_failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

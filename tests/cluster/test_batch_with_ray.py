@@ -99,13 +99,57 @@ def test_a_row_that_fails_keeps_its_place(flaky: Flaky) -> None:
     assert ask("http://127.0.0.1:9/v1", tries=1)({"prompt": ["xxx"]})["error"][0]
 
 
+def test_a_null_prompt_is_a_failed_row(flaky: Flaky) -> None:
+    found = ask(flaky.url)({"prompt": [None, "xx", float("nan"), "None", 7777]})
+    assert found["answer"] == ["", "xx! 7 Bearer k", "", "None! 7 Bearer k", "7777! 7 Bearer k"]
+    assert found["tries"][::2] == [0, 0, 2]
+    assert found["error"] == [
+        "no prompt in the column 'prompt'",
+        "",
+        "no prompt in the column 'prompt'",
+        "",
+        "",
+    ]
+    assert set(flaky.seen) == {"xx", "None", "7777"}
+
+
+def ended(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "examples/batch_with_ray.py", *words]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_file_that_does_not_exist_is_a_sentence(tmp_path: Path) -> None:
+    done = ended(f"{tmp_path}/none.jsonl", "-o", f"{tmp_path}/out")
+    assert (done.returncode, done.stdout) == (1, "")
+    sentence = f"{tmp_path}/none.jsonl does not exist: give a file of rows, .jsonl or .parquet\n"
+    assert done.stderr == sentence
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_files_and_rows_that_all_fail(flaky: Flaky, tmp_path: Path) -> None:
+    pytest.importorskip("ray.data", reason="needs pip install 'ray[data]'")
+    rows, bad = tmp_path / "rows.jsonl", tmp_path / "bad.jsonl"
+    rows.write_text('{"prompt": "bad"}\n{"prompt": null}\n')
+    bad.write_text("no JSON\n")
+    out, url = str(tmp_path / "out"), flaky.url
+    done = ended(str(rows), "-o", out, "--url", url, "--column", "text")
+    assert done.returncode == 1
+    assert f"{rows} has no column 'text': give --column prompt" in done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
+    done = ended(str(bad), "-o", out, "--url", url)
+    assert done.returncode == 1
+    assert f"{bad} cannot be read as rows: json.decoder.JSONDecodeError: Expecting value" in done.stderr
+    done = ended(str(rows), "-o", out, "--url", url)
+    assert done.returncode == 1
+    assert f"{out}: 2 of 2 rows failed" in done.stdout
+
+
 def run(path: Path, output: Path, *options: str) -> list[dict[str, Any]]:
     """Run the example in a process of its own, with a Ray of its own."""
-    command = [sys.executable, "examples/batch_with_ray.py", str(path), "-o", str(output), *options]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = ended(*map(str, (path, "-o", output, *options)))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert f"{output}: 0 rows failed" in done.stdout
+    assert f"{output}: 0 of " in done.stdout
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
 
