@@ -327,7 +327,11 @@ def test_what_the_library_says_is_a_line_of_the_command(
 
 
 @pytest.mark.parametrize(("options", "hints"), [((), 1), (("--chat",), 0), (("--json",), 0)])
-def test_a_terminal_shows_how_to_ask_a_model_that_can_chat(options: tuple[str, ...], hints: int) -> None:
-    command = [*PYVELO, "run", str(DEMO_MODEL), "The KV cache", "--max-tokens", "2", *options]
+def test_a_terminal_shows_how_to_ask_a_model_that_can_chat(
+    options: tuple[str, ...], hints: int, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    model.symlink_to(DEMO_MODEL)
+    command = [*PYVELO, "run", str(model), "The KV cache", "--max-tokens", "2", *options]
     code, shown = in_a_terminal(command)
     assert (code, shown.count(b"with --chat it is a message")) == (0, hints)
