@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 
 from pyvelo.errors import ConfigError
 
@@ -35,6 +36,8 @@ def check_path(address: str) -> None:
 
 def _listens(path: str) -> bool:
     """Return whether a connection to a socket is accepted, or may be later."""
+    if sys.platform == "win32":  # Python has no Unix sockets there
+        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_ANSWER)
         try:
