@@ -22,6 +22,7 @@ public:
     trial() { gate.lock(); }
 
     ~trial() {
+        rooms.clear(); // a thread may allocate when it ends
         gate.unlock();
         for (std::thread & one : threads) {
             one.join();

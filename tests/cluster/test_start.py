@@ -66,14 +66,14 @@ def test_a_free_port_stays_free() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--cpus", "1.9"), ""),
-        (("--cpus", "2"), "replicas and ingresses need 2.1 CPUs, and Ray has 2: give less --cpus, or"),
+        (("--cpus", "2"), ""),
+        (("--cpus", "2.1"), "replicas and ingresses need 2.1 CPUs, and Ray has 2: give less --cpus, or"),
         (
-            ("--cpus", "1", "--replicas", "3"),
+            ("--cpus", "1", "--replicas", "3", "--ingress-cpus", "0.1"),
             "replicas and ingresses need 3.1 CPUs, and Ray has 2: give less --cpus or fewer --replicas",
         ),
         (("--cpus", "1", "--autoscale", "1:9"), ""),
-        (("--cpus", "1", "--autoscale", "2:9"), "replicas and ingresses need 2.1 CPUs"),
+        (("--cpus", "1.1", "--autoscale", "2:9"), "replicas and ingresses need 2.2 CPUs"),
         (("--cpus", "0.5", "--gpus", "1"), "replicas and ingresses need 1 GPUs, and Ray has 0"),
     ],
 )
