@@ -56,8 +56,9 @@ template <class Body> velo_status guarded(Body && body) noexcept {
     } catch (const std::system_error & e) { // mostly a thread that cannot start
         const bool limits = e.code() == std::errc::resource_unavailable_try_again;
         return report(limits ? VELO_OUT_OF_MEMORY : VELO_INTERNAL, limits ? no_thread : e.what());
-    } catch (const std::exception & e) {
-        return report(VELO_INTERNAL, e.what());
+    } catch (const std::exception & e) { // upstream throws a runtime_error for a cache that cannot be allocated
+        const bool memory = tells_of_memory(e.what());
+        return report(memory ? VELO_OUT_OF_MEMORY : VELO_INTERNAL, memory ? memory_ran_out : e.what());
     } catch (...) {
         return report(VELO_INTERNAL, "an unknown exception");
     }
