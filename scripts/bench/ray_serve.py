@@ -9,6 +9,8 @@ the same requests in turns; the clients are in this process. By hand, they ask t
 
 - first token: seconds of one request alone, through Ray less by hand: the median of pairs.
 - throughput: tokens per second of all streams through Ray, over those by hand; no two prompts begin alike.
+- processor: milliseconds of a token, of all processes of the servers, and of Ray with its replicas. If the
+  engines take all cores, the ratio of these two is the limit of the throughput.
 
 Ray's workers import pyvelo from the folder in which this is started. The default model is bench/engine.py's.
 """
@@ -24,10 +26,11 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter as now
+from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
@@ -52,15 +55,28 @@ class Row:
     added_first_ms: float
     by_hand: float
     with_ray: float
+    by_hand_cpu_ms: float
+    with_ray_cpu_ms: float
 
     @property
     def ratio(self) -> float:
         return self.with_ray / self.by_hand
 
+    @property
+    def limit(self) -> float:
+        return self.by_hand_cpu_ms / self.with_ray_cpu_ms
+
+
+class Side(NamedTuple):
+    """Servers that answer the same requests: their ports, and processes whose children count, too."""
+
+    ports: list[int]
+    pids: list[int]
+
 
 @contextmanager
-def cluster(*options: str) -> Iterator[int]:
-    """Start two replicas on Ray and yield the port; end them after the block."""
+def cluster(*options: str) -> Iterator[Side]:
+    """Start two replicas on Ray; end them after the block."""
     port = free_port()
     command = [sys.executable, "-m", "pyvelo.cluster.ray", "--port", str(port), "--replicas", "2", *options]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -69,7 +85,7 @@ def cluster(*options: str) -> Iterator[int]:
         lines = process.stdout if process.stdout is not None else ()
         if not any(line.startswith("served at") for line in lines):
             raise ScriptError("pyvelo.cluster.ray did not start: see above")
-        yield port
+        yield Side([port], [process.pid])
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(PATIENCE)
@@ -89,7 +105,21 @@ async def streams(ports: list[int], numbers: range, n_new: int) -> tuple[float, 
     return now() - begin, firsts
 
 
-async def measure(by_hand: list[int], with_ray: int, given: argparse.Namespace) -> list[Row]:
+def processor_seconds(pids: list[int]) -> float:
+    """Return the processor time of processes and all that they have started, on Linux."""
+    times, parents = dict[int, int](), dict[int, int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid], times[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sum(times.get(pid, 0) for pid in found) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(by_hand: Side, with_ray: Side, given: argparse.Namespace) -> list[Row]:
     """Return a row for each round."""
     first = 0
 
@@ -98,22 +128,23 @@ async def measure(by_hand: list[int], with_ray: int, given: argparse.Namespace) 
         first += n
         return range(first - n, first)
 
-    for ports in (by_hand, [with_ray]):
-        await streams(ports, numbers(given.streams), given.tokens)  # weights are packed
+    for side in (by_hand, with_ray):
+        await streams(side.ports, numbers(given.streams), given.tokens)  # weights are packed
     rows = []
     for _ in range(given.rounds):
         added = []
         for _ in range(SINGLES):
             (plain,), (other,) = [
-                (await streams(ports, numbers(1), 1))[1] for ports in (by_hand[:1], [with_ray])
+                (await streams(ports, numbers(1), 1))[1] for ports in (by_hand.ports[:1], with_ray.ports)
             ]
             added.append(other - plain)
         total = given.streams * given.tokens
-        rates = [
-            total / (await streams(ports, numbers(given.streams), given.tokens))[0]
-            for ports in (by_hand, [with_ray])
-        ]
-        rows.append(Row(1e3 * statistics.median(added), *rates))
+        rates, taken = [], []
+        for side in (by_hand, with_ray):
+            before = processor_seconds(side.pids)
+            rates.append(total / (await streams(side.ports, numbers(given.streams), given.tokens))[0])
+            taken.append(1e3 * (processor_seconds(side.pids) - before) / total)
+        rows.append(Row(1e3 * statistics.median(added), *rates, *taken))
     return rows
 
 
@@ -140,19 +171,23 @@ def main() -> int:
         "1G",
     ]
     with ExitStack() as stack:
-        ports = [stack.enter_context(served(*options)).port for _ in range(2)]
-        rows = asyncio.run(measure(ports, stack.enter_context(cluster(*options)), given))
+        servers = [stack.enter_context(served(*options)) for _ in range(2)]
+        by_hand = Side([each.port for each in servers], [each.pid for each in servers])
+        rows = asyncio.run(measure(by_hand, stack.enter_context(cluster(*options)), given))
     medians = {
         "added_first_ms": statistics.median(row.added_first_ms for row in rows),
         "ratio": statistics.median(row.ratio for row in rows),
+        "limit": statistics.median(row.limit for row in rows),
     }
     if given.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], **medians}))
         return 0
-    print("first token, ms   by hand, tokens/s   with Ray   ratio")
+    print("first token, ms   by hand, tokens/s   with Ray   ratio   processor, ms a token   with Ray   limit")
     for row in rows:
-        print(f"{row.added_first_ms:15.1f} {row.by_hand:19.1f} {row.with_ray:10.1f} {row.ratio:7.2f}")
-    print(f"medians: {medians['added_first_ms']:.1f} ms, {medians['ratio']:.2f}")
+        rates = f"{row.by_hand:19.1f} {row.with_ray:10.1f} {row.ratio:7.2f}"
+        taken = f"{row.by_hand_cpu_ms:23.2f} {row.with_ray_cpu_ms:10.2f} {row.limit:7.2f}"
+        print(f"{row.added_first_ms:15.1f} {rates} {taken}")
+    print(f"medians: {medians['added_first_ms']:.1f} ms, {medians['ratio']:.2f} of {medians['limit']:.2f}")
     return 0
 
 
