@@ -64,7 +64,10 @@ class Floor:
 
 
 class StepClock:
-    """Seconds of each step of an engine outside its C calls; waiting for the interpreter's lock counts."""
+    """Seconds of each step of an engine outside its C calls; waiting for the interpreter's lock counts.
+
+    Steps with prompts do not count: then the event loop parses requests, and threads prepare them.
+    """
 
     after_step: Callable[[], None] | None = None
     """Called in the engine's thread after each step."""
@@ -75,10 +78,12 @@ class StepClock:
 
         def timed() -> bool:
             before, begin = engine.context.timings, time.perf_counter()
+            n_prompt = core.counters.prompt_tokens
             done = step()
             whole, after = time.perf_counter() - begin, engine.context.timings
             native = after.run_seconds - before.run_seconds + after.sample_seconds - before.sample_seconds
-            self._seconds.append(whole - native)
+            if core.counters.prompt_tokens == n_prompt:
+                self._seconds.append(whole - native)
             if self.after_step:
                 self.after_step()
             return done

@@ -11,8 +11,9 @@ over loopback. In each round the same requests run in the event loop without HTT
   while the engine computes answers that are not sent; and our own share, which is the difference.
 - first token: time of one request alone with a short prompt, over HTTP less without it: the median of pairs,
   one right after the other.
-- step: 99 % of the steps take less Python than this, outside the C calls, without HTTP, over HTTP, and beside
-  the application of the floor. More threads than cores wait for each other, so a busy machine shows here.
+- step: 99 % of the steps that only decode take less Python than this, outside the C calls, without HTTP,
+  over HTTP, and beside the application of the floor. More threads than cores wait for each other, so a busy
+  machine shows here.
 - throughput: tokens per second of all streams over HTTP, over that without HTTP; and its limit here, which is
   the share of the engine's cores that HTTP and the clients do not take.
 - /health: the slowest of 99 % of its answers while all streams run.

@@ -77,15 +77,8 @@ def until(page: Any, done: Callable[[], bool]) -> None:
 
 
 def slow_down(server: Server, seconds: float) -> None:
-    """Let each step take longer, so that the state of the engine stays for a while."""
-    core = server.serving.engine.core
-    step = core.step
-
-    def slow() -> bool:
-        time.sleep(seconds)
-        return step()
-
-    core.step = slow  # type: ignore[method-assign]
+    """Let each forward pass take longer, so that the state of the engine stays for a while."""
+    server.serving.engine.core.before_run.append(lambda _: time.sleep(seconds))
 
 
 @contextmanager
