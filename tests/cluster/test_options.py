@@ -155,7 +155,7 @@ def test_too_many_cpus_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         port = server.getsockname()[1]
     code, stderr = told("--threads", "1", "--cpus", "8000", "--port", str(port))
     assert code == 1
-    words = "pyvelo: replicas and ingresses need 8000.1 CPUs, and Ray has "
+    words = "pyvelo: replicas and ingresses need 8000 CPUs, and Ray has "
     assert any(line.startswith(words) for line in stderr.splitlines()), stderr
     assert "Traceback" not in stderr
 
