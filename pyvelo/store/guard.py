@@ -126,9 +126,7 @@ class GuardedStore:
     def lookup(self, addresses: Sequence[Addressed], deadline: float | None = None) -> list[bool]:
         """Return for each payload whether the store has it; `deadline`: seconds."""
         names = [self._codec.name(address) for address in addresses]
-        in_host = [
-            self._host.has(name, address.head()) for name, address in zip(names, addresses, strict=True)
-        ]
+        in_host = list(map(self._host.has, names, addresses))
         others = [name for name, there in zip(names, in_host, strict=True) if not there]
         if not others:
             return in_host
@@ -147,8 +145,8 @@ class GuardedStore:
 
     def demand(self, address: Addressed, deadline: float | None = None) -> bytes | None:
         """Return a payload as `load` does; raise StoreError if the store is away."""
-        name, head = self._codec.name(address), address.head()
-        if (payload := self._host.get(name, head)) is not None:
+        name = self._codec.name(address)
+        if (payload := self._host.get(name, address)) is not None:
             self.counts.n_host += 1
             return payload
         record = self._ask(self._reads, lambda store: store.load(name), deadline)
@@ -222,7 +220,7 @@ class GuardedStore:
     def _keep(self, address: Addressed, name: RecordName, payload: bytes) -> None:
         """Keep a block in host memory; another process may change a record that is no block."""
         if not address.is_kept:
-            self._host.put(name, address.head(), payload)
+            self._host.put(name, address, payload)
 
     # ---- calls ----
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pyvelo.store.base import RecordName
+from pyvelo.store.record import Addressed
 
 __all__ = ["HostTier"]
 
@@ -38,26 +39,26 @@ class HostTier:
         """Bytes of all payloads."""
         return self._n_bytes
 
-    def has(self, name: RecordName, head: bytes) -> bool:
-        """Return whether it has the payload of a record with exactly this header."""
+    def has(self, name: RecordName, address: Addressed) -> bool:
+        """Return whether it has the payload of a record with exactly the header of an address."""
         found = self._payloads.get(name.key)
-        return found is not None and found.head == head
+        return found is not None and found.head == address.head()
 
-    def get(self, name: RecordName, head: bytes) -> bytes | None:
-        """Return the payload of a record with exactly this header; it is then the last one used."""
+    def get(self, name: RecordName, address: Addressed) -> bytes | None:
+        """Return the payload of a record as `has` finds it; it is then the last one used."""
         with self._lock:
-            if not self.has(name, head):
+            if not self.has(name, address):
                 return None
             self._payloads.move_to_end(name.key)
             return self._payloads[name.key].data
 
-    def put(self, name: RecordName, head: bytes, data: bytes) -> None:
+    def put(self, name: RecordName, address: Addressed, data: bytes) -> None:
         """Take the payload of a record, unless it is larger than all of the memory."""
         with self._lock:
             self._discard(name.key)
             if len(data) > self._max_bytes:
                 return
-            self._payloads[name.key] = _Payload(name.owner, head, data)
+            self._payloads[name.key] = _Payload(name.owner, address.head(), data)
             self._n_bytes += len(data)
             while self._n_bytes > self._max_bytes:
                 self._discard(next(iter(self._payloads)))
