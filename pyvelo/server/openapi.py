@@ -8,6 +8,7 @@ import msgspec
 
 from pyvelo._version import __version__
 from pyvelo.server import anthropic, llama_server, ollama, ollama_embed, responses, schemas, sessions
+from pyvelo.server.routes import ENDPOINTS, Work
 
 __all__ = ["openapi"]
 
@@ -94,8 +95,6 @@ _TIMEOUT = {
     "description": "Time of the request, the queue included, unless the body has one.",
     "schema": {"type": "string", "pattern": "^[0-9]{1,12}$"},
 }
-_OPTIONAL = ("/v1/sessions", "/v1/sessions/{id}/generate", "/v1/sessions/{id}/fork")
-"""Paths that need no body: all of its fields have defaults."""
 _PATH_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
@@ -111,8 +110,9 @@ def openapi() -> dict[str, Any]:
         path: {"parameters": [_PATH_ID]} if "{id}" in path else {} for path in (*_POSTS, *_GETS, *_DELETES)
     }
     for path, (kind, text) in _POSTS.items():
+        handler = ENDPOINTS[path]["POST"]
         body = {
-            "required": path not in _OPTIONAL,
+            "required": not (isinstance(handler, Work) and handler.optional),
             "content": _json({"$ref": f"#/components/schemas/{kind.__name__}"}),
         }
         answers = _answers(path, "The answer.", _statuses(path, with_body=True))
