@@ -41,6 +41,13 @@ def stock_folder(named: Path | None, *options: str) -> Path:
     return Path(done.stdout.splitlines()[-1])
 
 
+def wait_for_store(llm: Any) -> None:
+    """Wait until the KV store of a model is in use, if it has one: its file is read first."""
+    persistence = llm._engine.persistence
+    if persistence is not None:
+        _ = persistence.identity
+
+
 def random_prompt(llm: Any, count: int, draw: random.Random | None = None) -> list[int]:
     """Return random tokens; without `draw` the same ones each time."""
     draw = draw or random.Random(0)

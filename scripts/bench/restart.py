@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from pyvelo import LLM, SamplingParams
 from scripts._common import run_main
-from scripts.bench._runs import default_model
+from scripts.bench._runs import default_model, wait_for_store
 
 PARAMS = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
 
@@ -32,9 +32,7 @@ def first_token(given: argparse.Namespace, prompt: list[int], store: str | None)
     """Return the seconds to the first token in an engine of its own, whose store is ready."""
     settings = {"kv_type": given.kv_type, "n_threads": given.threads, "n_ctx": given.prompt + 64}
     with LLM(given.model, kv_store=store, **settings) as llm:
-        persistence = llm._engine.persistence
-        while persistence is not None and not persistence.ready:
-            time.sleep(0.01)
+        wait_for_store(llm)
         llm.generate([1, 2, 3], PARAMS)  # packs the weights
         begin = time.perf_counter()
         stream = llm.stream(prompt, PARAMS)

@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from pyvelo import LLM, KVStore, SamplingParams
 from pyvelo.kv.prefix import BlockHashes
 from scripts._common import run_main
-from scripts.bench._runs import default_model
+from scripts.bench._runs import default_model, wait_for_store
 
 NEVER = 1 << 30  # blocks of a sequence from which it is saved by itself
 
@@ -88,8 +88,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         store = KVStore(folder, min_blocks=NEVER)
         with LLM(given.model, kv_store=store, n_threads=given.threads, n_ctx=given.tokens + 64) as llm:
-            while llm._engine.persistence is None or not llm._engine.persistence.ready:
-                time.sleep(0.01)
+            wait_for_store(llm)
             found = rates_of(llm, given)
             n_saved = llm.stats().saved_blocks
     medians = {name: statistics.median(rates) for name, rates in found.items()}

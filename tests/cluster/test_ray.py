@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +33,7 @@ with warnings.catch_warnings():
 
     from pyvelo.cluster.deployments import application
 from pyvelo.cluster.options import parse  # noqa: E402
+from scripts.bench._http import free_port  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 WAIT = 60.0
@@ -42,12 +42,6 @@ SMALL = ["--ctx", "16384", "--kv-cache-bytes", "64M", "--threads", "1", "--cpus"
 TEXT = "cuts the KV cache into blocks, and a table says where the blocks of a sequence are. "
 
 pytestmark = pytest.mark.filterwarnings("default")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

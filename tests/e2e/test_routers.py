@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scripts.bench._http import free_port
 from tests.server.servers import WAIT, Client
 from tests.server.test_run import Process
 
@@ -47,13 +47,6 @@ def test_the_program_accepts_its_configuration(name: str, tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "warn" not in done.stderr.lower(), done.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 class Pair:
