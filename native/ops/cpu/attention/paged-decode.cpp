@@ -123,10 +123,13 @@ void add_tile(job & b, const tile & at, int64_t chunk_begin) {
     });
 }
 
-// Starts to prefetch the tile `next` of `t`, during the steps of a tile of `now`.
-void look_ahead(job & b, const ggml_tensor * now, const ggml_tensor * t, const tile & next) {
-    const int64_t steps = now == b.p.k ? b.k.score_steps(b.rows, b.p.d_k) : b.v.add_steps(b.rows, b.p.d_v);
-    b.ahead.start(kv_row(t, b.w.head_begin, next.slot), b.heads() * t->nb[1], t->nb[2], next.size(), b.heads() * steps);
+// Starts to prefetch the tile `next` of `t`, during the steps of the tile `at` of `now`.
+void look_ahead(job & b, const ggml_tensor * now, const tile & at, const ggml_tensor * t, const tile & next) {
+    const bool    is_key = now == b.p.k;
+    const int64_t steps  = is_key ? b.k.score_steps(b.rows, b.p.d_k) : b.v.add_steps(b.rows, b.p.d_v);
+    const bool    whole  = (is_key ? b.k : b.v).form == page_form::whole; // a part of a tile takes as many
+    b.ahead.start(kv_row(t, b.w.head_begin, next.slot), b.heads() * t->nb[1], t->nb[2], next.size(),
+                  b.heads() * (whole ? steps : steps * at.size() / tile_tokens));
 }
 
 template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t begin, int64_t end, F compute) {
@@ -134,13 +137,13 @@ template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t be
     for (tile at = tile_at(b.p, s, begin, end);;) {
         const bool last = at.end >= end;
         if (!last) {
-            look_ahead(b, t, t, tile_at(b.p, s, at.end, end));
+            look_ahead(b, t, at, t, tile_at(b.p, s, at.end, end));
         } else if (t == b.p.k) {
-            look_ahead(b, t, b.p.v, tile_at(b.p, s, begin, end));
+            look_ahead(b, t, at, b.p.v, tile_at(b.p, s, begin, end));
         } else if (end < b.w.chunks.last * chunk_tokens && end < s.length) {
-            look_ahead(b, t, b.p.k, tile_at(b.p, s, end, s.length));
+            look_ahead(b, t, at, b.p.k, tile_at(b.p, s, end, s.length));
         } else if (b.w.next.s) {
-            look_ahead(b, t, b.p.k, tile_at(b.p, *b.w.next.s, b.w.next.position, b.w.next.s->length));
+            look_ahead(b, t, at, b.p.k, tile_at(b.p, *b.w.next.s, b.w.next.position, b.w.next.s->length));
         } else {
             b.ahead = {};
         }
