@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any
 
@@ -15,41 +16,60 @@ from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
 from pyvelo.memory.rate import read_rate
 from pyvelo.models.families import FAMILIES, OWN_QUANTIZATION, QUANTIZATIONS, Family
+from pyvelo.native import product_rate
 
 __all__ = ["fitting", "print_fitting", "show_fitting"]
 
 CONTEXTS = (8192, 32768)  # tokens
 NOTE_WIDTH = 79  # columns
-WIDTH = 136  # columns of a table with repositories
+WIDTH = 128  # columns of a table with repositories
 
 
 def show_fitting(quantization: str, kv_type: str | tuple[str, str], *, as_json: bool) -> int:
-    """Measure the memory, and print what fits as a table or JSON; return the exit code."""
+    """Measure the memory and the arithmetic, and print what fits as a table or JSON; return the exit code."""
     quantization = quantization.upper()
     if quantization not in QUANTIZATIONS:
         raise UsageError(f"--quant {shown(quantization)}: choose from {', '.join(QUANTIZATIONS)}")
-    free = free_memory()
-    content = fitting(quantization, kv_type, free, read_rate(find_cores().threads, free))
+    free, n_threads = free_memory(), find_cores().threads
+    kinds = sorted({family.weights(quantization).kind for family in FAMILIES})
+    products = {kind: product_rate(kind, n_threads) for kind in kinds}
+    content = fitting(quantization, kv_type, free, read_rate(n_threads, free), products)
     (print_json if as_json else print_fitting)(content)
     return 0
 
 
 def fitting(
-    quantization: str, kv_type: str | tuple[str, str], free: int | None, rate: float
+    quantization: str,
+    kv_type: str | tuple[str, str],
+    free: int | None,
+    rate: float,
+    products: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the memory and the speed of each family as plain data.
 
     Args:
         free: bytes of free memory; None: unknown.
         rate: bytes of memory that a step's threads read in a second.
+        products: `product_rate` by ggml's type of the weights.
     """
     room = None if free is None else int(free * MEMORY_SHARE)
-    models = [_model(family, quantization, kv_type, room, rate) for family in FAMILIES]
-    return {"free_memory": free, "read_bytes_per_second": int(rate), "models": models}
+    models = []
+    for family in FAMILIES:
+        model = _memory(family, quantization, kv_type, room)
+        prompt = products[family.weights(quantization).kind] / family.prompt_products
+        model["most_tokens_per_second"] = round(rate / family.read_bytes(quantization), 1)
+        model["most_prompt_tokens_per_second"] = round(prompt, 1)
+        models.append(model)
+    return {
+        "free_memory": free,
+        "read_bytes_per_second": int(rate),
+        "products_per_second": {kind: int(value) for kind, value in products.items()},
+        "models": models,
+    }
 
 
-def _model(
-    family: Family, quantization: str, kv_type: str | tuple[str, str], room: int | None, rate: float
+def _memory(
+    family: Family, quantization: str, kv_type: str | tuple[str, str], room: int | None
 ) -> dict[str, Any]:
     weights = family.weight_bytes(quantization)
     cache = family.cache(kv_type)
@@ -63,7 +83,6 @@ def _model(
         "context": family.context,
         "memory": [{"tokens": n, "bytes": size} for n, size in sizes.items()],
         "fits": None if room is None else least <= room,
-        "most_tokens_per_second": round(rate / family.read_bytes(quantization), 1),
     }
 
 
@@ -74,7 +93,8 @@ def print_fitting(content: dict[str, Any]) -> None:
     rate = content["read_bytes_per_second"] / 1e9
     contexts = [f"at {n // 1024}k" for n in CONTEXTS]
     console = make_console(width_without_terminal=WIDTH)
-    table = numbers_table("model", "type", "weights", *contexts, "tokens/s", "fits")
+    table = numbers_table("model", "type", "weights", *contexts, "answer", "prompt", "fits")
+    table.padding = (0, 1, 0, 0)  # so that 80 columns hold it
     with_repos = console.width >= WIDTH
     if with_repos:
         table.add_column("repository", no_wrap=True)
@@ -87,7 +107,8 @@ def print_fitting(content: dict[str, Any]) -> None:
         f"free memory: {memory}, which the processor reads at {rate:.1f} GB/s",
         "at 8k, at 32k: memory of weights and KV cache with so many tokens",
         "-: the model has fewer tokens",
-        "tokens/s: the most of one answer, because each token reads the weights once",
+        "answer: the most tokens per second of one, because each token reads the weights once",
+        "prompt: the most tokens per second, by the speed of products with the weights",
         f"pyvelo chat REPOSITORY:TYPE downloads a model{where}",
     ):
         for line in wrap(note, min(NOTE_WIDTH, console.width), break_long_words=False):
@@ -103,5 +124,6 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
         show_bytes(model["weight_bytes"]),
         *(sizes.get(n, "-") for n in CONTEXTS),
         f"{model['most_tokens_per_second']:.1f}",
+        f"{model['most_prompt_tokens_per_second']:.0f}",
         fits,
     )

@@ -10,7 +10,7 @@ from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType
 
-from pyvelo.cli.markdown import LastRows
+from pyvelo.cli.markdown import LastRows, rows_on
 
 __all__ = ["Growing"]
 
@@ -36,13 +36,8 @@ class Growing(Live):
         processed = super().process_renderables(renderables)
         before, self._columns = self._columns, self.console.width
         if before != self._columns and self.console.is_interactive and self._widths and _wraps():
-            processed[0] = _erase(min(_rows_of(self._widths, self._columns), self.console.height))
+            processed[0] = _erase(min(rows_on(self._columns, self._widths), self.console.height))
         return processed
-
-
-def _rows_of(widths: list[int], columns: int) -> int:
-    """Return the rows that rows of these widths take on a screen of so many columns."""
-    return sum(max(1, -(-width // columns)) for width in widths)
 
 
 def _wraps() -> bool:

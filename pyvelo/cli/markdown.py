@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.segment import Segment
 
-__all__ = ["LastRows", "last_lines", "make_markdown", "split_blocks"]
+__all__ = ["LastRows", "last_lines", "make_markdown", "rows_on", "split_blocks"]
 
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
 _WORD = re.compile(r"[^\W_]+")
@@ -81,10 +81,10 @@ ECHO_WIDTH = len("^C")
 
 
 class LastRows:
-    """Last rows of a text that is taller than the screen.
+    """Last rows of a text that is taller than the screen: as many as can be erased later.
 
-    The rows are narrower than the screen, so that the echo of Ctrl-C starts no row of its own. rich could not
-    erase all rows then.
+    The rows are narrower than the screen, so that the echo of Ctrl-C starts no row of its own. They fit on a
+    screen of half the width, too: if the terminal is made so narrow, none of them leaves the screen.
 
     widths: set to the cells of each row when they are drawn.
     """
@@ -98,9 +98,23 @@ class LastRows:
 
         narrow = options.update(width=max(1, options.max_width - ECHO_WIDTH), height=None)
         rows = console.render_lines(self._content, narrow, pad=False)
-        last = rows[-max(1, console.size.height - 1) :]
-        self._widths[:] = [Segment.get_line_length(row) for row in last]
-        yield from _joined(last)
+        widths = [Segment.get_line_length(row) for row in rows]
+        n = _fitting(widths, console.size.height - 1, max(1, options.max_width // 2))
+        self._widths[:] = widths[-n:]
+        yield from _joined(rows[-n:])
+
+
+def rows_on(columns: int, widths: Iterable[int]) -> int:
+    """Return the rows that rows of these widths take on a screen of so many columns."""
+    return sum(max(1, -(-width // columns)) for width in widths)
+
+
+def _fitting(widths: Sequence[int], n_rows: int, columns: int) -> int:
+    """Return how many of the last rows, at least one, take at most `n_rows` on so many columns."""
+    n = 1
+    while n < len(widths) and rows_on(columns, widths[-n - 1 :]) <= n_rows:
+        n += 1
+    return n
 
 
 def _after(fence: str, line: str) -> tuple[str, bool]:

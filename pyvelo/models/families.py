@@ -18,8 +18,11 @@ class Weights:
     """Bits of a parameter in a quantization: of the layers, of the output matrix and of the embeddings.
 
     Embeddings that are the output matrix, too, have its bits.
+
+    kind: ggml's type of most of the layers' weights.
     """
 
+    kind: str
     layers: float
     output: float
     embeddings: float
@@ -27,16 +30,16 @@ class Weights:
 
 QUANTIZATIONS = {
     # q4_K, and q6_K for half of two matrices of each layer: 4.8 bits in the files that llama.cpp writes
-    "Q4_K_M": Weights(4.81, 6.5625, 4.5),
-    "Q6_K": Weights(6.5625, 6.5625, 6.5625),
-    "Q8_0": Weights(8.5, 8.5, 8.5),
+    "Q4_K_M": Weights("q4_K", 4.81, 6.5625, 4.5),
+    "Q6_K": Weights("q6_K", 6.5625, 6.5625, 6.5625),
+    "Q8_0": Weights("q8_0", 8.5, 8.5, 8.5),
 }
 """Quantizations of files on the hub, the smallest first."""
 
 OWN_QUANTIZATION = "MXFP4"
 """Name of the quantization of the families with `bits`."""
 
-_NARROW = {"Q4_K_M": Weights(5.5, 8.5, 5.5), "Q6_K": Weights(8.5, 8.5, 8.5)}
+_NARROW = {"Q4_K_M": Weights("q5_0", 5.5, 8.5, 5.5), "Q6_K": Weights("q8_0", 8.5, 8.5, 8.5)}
 """The same if rows are no whole number of 256 values: llama.cpp takes q5_0 for q4_K, and q8_0 for q6_K."""
 
 
@@ -81,6 +84,13 @@ class Family:
         """Repository of its files on the hub, tuned for chat, with all of `QUANTIZATIONS`."""
         return _REPOSITORIES[self.name]
 
+    def weights(self, quantization: str) -> Weights:
+        """Return the types of the weights."""
+        if self.bits:
+            return Weights("mxfp4", self.bits, self.bits, self.bits)
+        weights = QUANTIZATIONS[quantization]
+        return _NARROW.get(quantization, weights) if self.width % 256 else weights
+
     def weight_bytes(self, quantization: str) -> int:
         """Return the bytes of the weights."""
         return self._bytes(self.parameters, quantization, embeddings=True)
@@ -89,23 +99,26 @@ class Family:
         """Return the bytes of the weights that a token reads: of its experts, and no table of embeddings."""
         return self._bytes(self.active or self.parameters, quantization, embeddings=self.tied)
 
+    @property
+    def prompt_products(self) -> float:
+        """Products of a weight and an activation for each token of a prompt: no table of the vocabulary."""
+        tables = self._n_tables * self.vocabulary * self.width
+        return (self.active or self.parameters) * 1e9 - tables
+
     def cache(self, kv_type: str | Sequence[str], block_size: int = 32) -> Geometry:
         """Return the geometry of its KV cache; raise as `make_geometry` does."""
         return make_geometry(self.name, self._cache_layers(), kv_type, block_size)
 
+    @property
+    def _n_tables(self) -> int:
+        return 1 if self.tied else 2
+
     def _bytes(self, billions: float, quantization: str, *, embeddings: bool) -> int:
         table = self.vocabulary * self.width
-        n_tables = 1 if self.tied else 2
-        kind = self._kind(quantization)
-        bits = kind.layers * (billions * 1e9 - n_tables * table) + kind.output * table
+        kind = self.weights(quantization)
+        bits = kind.layers * (billions * 1e9 - self._n_tables * table) + kind.output * table
         bits += kind.embeddings * table * (embeddings and not self.tied)
         return int(bits / 8)
-
-    def _kind(self, quantization: str) -> Weights:
-        if self.bits:
-            return Weights(self.bits, self.bits, self.bits)
-        kind = QUANTIZATIONS[quantization]
-        return _NARROW.get(quantization, kind) if self.width % 256 else kind
 
     def _cache_layers(self) -> Iterator[CacheLayer]:
         for layer in range(self.layers):

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import ConfigError
-from ._ffi import check, ffi, interrupt, lib, read_bytes
+from ._ffi import check, ffi, int32, interrupt, lib, read_bytes
 
 if TYPE_CHECKING:
     from ._velo import CData
@@ -25,6 +25,7 @@ __all__ = [
     "count_cores",
     "devices",
     "follow_logger",
+    "product_rate",
     "release_threads",
     "reserved_memory",
     "set_log",
@@ -98,6 +99,23 @@ def count_cores() -> tuple[int, int]:
     physical, performance = ffi.new("int32_t *"), ffi.new("int32_t *")
     check(lib.velo_cores(physical, performance))
     return physical[0], performance[0]
+
+
+def product_rate(kind: str, n_threads: int, seconds: float = 1.0) -> float:
+    """Return the products of a weight and an activation that a prompt's steps compute in a second.
+
+    Args:
+        kind: quantized type of the weights, as ggml names it, such as "q4_K".
+        n_threads: threads that compute; 0: one for each logical core.
+        seconds: duration of the measurement, which has at least three rounds.
+
+    Raises:
+        ConfigError: an argument is outside its range.
+        OutOfMemory: there is no memory for a matrix, or for the threads.
+    """
+    rate = ffi.new("double *")
+    check(lib.velo_product_rate(kind.encode(), int32("n_threads", n_threads), seconds, rate))
+    return float(rate[0])
 
 
 def system_info() -> str:

@@ -27,9 +27,10 @@ def drawn(text: str, widths: tuple[int, int], screen_width: int) -> list[str]:
             console.width = width
             growing.refresh()
     console.print("below")
-    screen = pyte.Screen(screen_width, HEIGHT)
+    screen = pyte.HistoryScreen(screen_width, HEIGHT, history=1000)
     pyte.Stream(screen).feed(file.getvalue().replace("\n", "\r\n"))
-    return [row.rstrip() for row in screen.display if row.strip()]
+    gone = ("".join(row[column].data for column in range(screen_width)) for row in screen.history.top)
+    return [row.rstrip() for row in (*gone, *screen.display) if row.strip()]
 
 
 @pytest.mark.parametrize("widths", [(60, 25), (60, 31), (60, 59), (60, 60)])
@@ -41,6 +42,18 @@ def test_a_narrower_terminal_shows_no_fragments(
     # what was drawn for the wide screen lies on the narrow one as in a terminal that wraps its rows anew
     text = " ".join(f"w{n:02}" for n in range(40))
     assert drawn(text, widths, widths[1]) == ["above", "below"]
+
+
+@pytest.mark.parametrize("lines", [1, HEIGHT - 1, HEIGHT, 2 * HEIGHT])
+@pytest.mark.parametrize("length", [3, 25, 57, 200])
+@pytest.mark.parametrize("width", [30, 31, 45])
+def test_a_text_taller_than_the_screen_leaves_none_of_its_rows(
+    lines: int, length: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XTERM_VERSION", "STY"):
+        monkeypatch.delenv(name, raising=False)
+    text = "\n".join("x" * length for _ in range(lines))
+    assert drawn(text, (60, width), width) == ["above", "below"]
 
 
 @pytest.mark.parametrize("name", ["XTERM_VERSION", "STY"])
