@@ -62,7 +62,7 @@ def make_seeds(folder: Path) -> None:
         path = Path(name) / "model.gguf"
         for arch in ARCHS:
             layers = 2 if arch in ("lfm2", "granitehybrid", "qwen35", "gemma4") else 1
-            shape = replace(SHAPE, arch=arch, layers=layers, experts=2 * (arch == "gpt-oss"))
+            shape = replace(SHAPE, arch=arch, layers=layers, experts=2 * (arch in ("gpt-oss", "qwen3moe")))
             for type_name in ("q8_0", "f32"):
                 with suppress(MakeError):  # rows too short for q8_0
                     write_model(shape, path, type_name=type_name)

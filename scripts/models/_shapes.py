@@ -65,6 +65,10 @@ PRESETS: dict[str, tuple[Shape, str]] = {
 }
 
 
+EXPERTS_USED = {"llama": 2, "gpt-oss": 4, "qwen3moe": 8}
+"""Experts of a token, if there are at least twice as many."""
+
+
 def check(shape: Shape) -> None:
     """Raise ShapeError if no model of this shape can exist."""
     for name in ("layers", "embd", "ffn", "heads", "kv_heads", "head_dim", "ctx"):
@@ -85,10 +89,10 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"t5encoder has as many KV heads as heads, {shape.heads}, not {shape.kv_heads}")
     if shape.window and shape.arch not in WINDOWED:
         raise ShapeError(f"{shape.arch} has no sliding window; {', '.join(WINDOWED)} have")
-    if shape.experts and shape.arch not in ("llama", "gpt-oss"):
-        raise ShapeError(f"experts are written for llama and gpt-oss, not for {shape.arch}")
-    if shape.arch == "gpt-oss" and not shape.experts:
-        raise ShapeError("gpt-oss needs experts: add --experts 4")
+    if shape.experts and shape.arch not in EXPERTS_USED:
+        raise ShapeError(f"experts are written for {', '.join(EXPERTS_USED)}, not for {shape.arch}")
+    if shape.arch in ("gpt-oss", "qwen3moe") and not shape.experts:
+        raise ShapeError(f"{shape.arch} needs experts: add --experts 4")
     if shape.arch in ("lfm2", "granitehybrid", "qwen35", "gemma4") and shape.layers < shape.period:
         raise ShapeError(
             f"{shape.arch} needs {shape.period} layers or more: every {shape.period}th is another one"
@@ -117,7 +121,8 @@ def metadata(shape: Shape) -> dict[str, Any]:
     if shape.arch in WINDOWED:
         keys["attention.sliding_window"] = shape.window or WINDOWED[shape.arch]
     if shape.experts:
-        keys |= {"expert_count": shape.experts, "expert_used_count": min(2, shape.experts)}
+        used = min(EXPERTS_USED[shape.arch], -(-shape.experts // 2))
+        keys |= {"expert_count": shape.experts, "expert_used_count": used}
         keys["expert_feed_forward_length"] = shape.ffn
     if shape.pooling:
         keys["pooling_type"] = POOLINGS[shape.pooling]
@@ -321,6 +326,7 @@ ARCHS: dict[str, Arch] = {
     "llama": Arch(_no_keys, plain(qkvo, ffn)),
     "qwen2": Arch(_no_keys, plain(qkvo, qkv_biases, ffn)),
     "qwen3": Arch(_no_keys, plain(qkvo, qk_norms, ffn)),
+    "qwen3moe": Arch(_no_keys, plain(qkvo, qk_norms, ffn)),
     "gemma2": Arch(_gemma2_keys, plain(qkvo, ffn, post_norms)),
     "gemma3": Arch(_no_keys, plain(qkvo, qk_norms, ffn, post_norms)),
     "gemma4": Arch(_gemma4_keys, _gemma4_layer),

@@ -15,7 +15,7 @@ from scripts.models import _vocab, make
 from scripts.models._shapes import ARCHS, PRESETS, Shape, ShapeError, check, tensors
 from tests import forks
 
-EXPERTS = {"gpt-oss": 4}
+EXPERTS = {"gpt-oss": 4, "qwen3moe": 12}
 
 
 def run_make(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
