@@ -44,7 +44,7 @@ REASONING = "reasoning.encrypted_content"
 
 class ResponseTextFormat(Struct, kw_only=True):
     type: str
-    name: str = ""
+    name: str | None = None
     schema: dict[str, Any] | bool | None = None
     description: str | None = None
     strict: bool | None = None

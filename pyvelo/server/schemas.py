@@ -39,12 +39,12 @@ Choice = Annotated[list[str], Meta(min_length=1, max_length=1024)]
 
 
 class StreamOptions(Struct, kw_only=True):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchemaFormat(Struct, kw_only=True):
-    name: str = ""
+    name: str | None = None
     schema: dict[str, Any] | bool | None = None
     description: str | None = None
     strict: bool | None = None
@@ -209,7 +209,7 @@ def convert(body: Mapping[str, Any], kind: type[T]) -> T:
     Raises: HttpError 400 that names the field: unknown, not served, of the wrong type or out of range.
     """
     known = kind.__struct_fields__
-    body = {_known(name, known): value for name, value in body.items()}
+    body = _renamed(body, known)
     for name, value in body.items():
         if name in known or name in IGNORED:
             continue
@@ -245,7 +245,12 @@ def _takes_null(kind: msgspec.inspect.Type) -> bool:
     return any(isinstance(each, msgspec.inspect.NoneType | msgspec.inspect.AnyType) for each in kinds)
 
 
-def _known(name: str, known: Sequence[str]) -> str:
-    """Return our name of a field that has another one elsewhere."""
-    other = ALIASES.get(name)
-    return other if other is not None and other in known and name not in known else name
+def _renamed(body: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """Give fields our names where they have another one elsewhere; null under one name hides no value."""
+    renamed: dict[str, Any] = {}
+    for name, value in body.items():
+        other = ALIASES.get(name)
+        ours = other if other is not None and other in known and name not in known else name
+        if value is not None or ours not in renamed:
+            renamed[ours] = value
+    return renamed

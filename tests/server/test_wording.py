@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Meta, Struct
 
-from pyvelo.server.schemas import CompletionRequest, convert
+from pyvelo.server.schemas import CompletionRequest, StreamOptions, convert
 from pyvelo.server.wording import in_words
 
 
@@ -68,3 +68,10 @@ def test_null_stands_for_the_default_of_a_field() -> None:
     nulls = dict.fromkeys(CompletionRequest.__struct_fields__)
     assert convert({**nulls, "prompt": "a", "max_tokens": 16}, CompletionRequest) == plain
     assert convert({"prompt": "a", "max_tokens": None}, CompletionRequest).max_tokens is None  # no limit
+    usage = {"stream_options": {"include_usage": None, "continuous_usage_stats": None}}
+    assert convert({"prompt": "a", **usage}, CompletionRequest).stream_options == StreamOptions()
+
+
+@pytest.mark.parametrize("body", [{"n_predict": 3, "max_tokens": None}, {"max_tokens": None, "n_predict": 3}])
+def test_null_under_one_name_hides_no_value_under_another(body: dict[str, int | None]) -> None:
+    assert convert({"prompt": "a", **body}, CompletionRequest).max_tokens == 3
