@@ -88,9 +88,9 @@ VELO_API velo_status velo_system_info(char * text, size_t capacity, size_t * len
 // files: there both are 0.
 VELO_API velo_status velo_cores(int32_t * physical, int32_t * performance) VELO_NOEXCEPT;
 
-// Multiply 512 rows with a matrix of 2048 x 2048 weights of a quantized type of ggml ("q4_K", ...), packed as a model's,
-// at least three times and for `seconds` (0 to 60). Write the products of a weight and an activation in a second, by the
-// median. n_threads = 0: all logical cores.
+// Multiply 512 rows with a matrix of 2048 x 2048 weights of a quantized type of ggml ("q4_K", ...), packed as a
+// model's, at least three times and for `seconds` (0 to 60). Write the products of a weight and an activation in a
+// second, by the median. n_threads = 0: all logical cores.
 VELO_API velo_status velo_product_rate(const char * type, int32_t n_threads, double seconds,
                                        double * rate) VELO_NOEXCEPT;
 
