@@ -111,10 +111,13 @@ def rows_on(columns: int, widths: Iterable[int]) -> int:
 
 def _fitting(widths: Sequence[int], n_rows: int, columns: int) -> int:
     """Return how many of the last rows, at least one, take at most `n_rows` on so many columns."""
-    n = 1
-    while n < len(widths) and rows_on(columns, widths[-n - 1 :]) <= n_rows:
+    n = taken = 0
+    for width in reversed(widths):
+        taken += rows_on(columns, [width])
+        if taken > n_rows:
+            break
         n += 1
-    return n
+    return max(1, n)
 
 
 def _after(fence: str, line: str) -> tuple[str, bool]:

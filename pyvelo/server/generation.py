@@ -85,9 +85,7 @@ class OpenAIForm:
         self._chunk = {**self._base, "object": chunk}
         self._open = b"data: " + _encode(self._chunk)[:-1] + b',"choices":[{"index":'
         self._wants_usage = options is not None and bool(options.include_usage)
-        self._counts_usage = (
-            self._wants_usage and options is not None and bool(options.continuous_usage_stats)
-        )
+        self._counts_usage = bool(self._wants_usage and options and options.continuous_usage_stats)
         self._n = fields.n or 1
         self._n_new: dict[int, int] = {}
         self._firsts: list[Request] = []

@@ -41,8 +41,7 @@ from scripts.models.make import write_model
 
 SMALL = _shapes.Shape(embd=64, ffn=64, heads=2, kv_heads=1, head_dim=32, ctx=256)
 OTHERWISE: dict[str, dict[str, Any]] = {
-    "gpt-oss": {"experts": 4},
-    "qwen3moe": {"experts": 4},
+    **{arch: {"experts": 4} for arch in _shapes.NEED_EXPERTS},
     "t5encoder": {"kv_heads": 2},
 }
 PROMPT = "Once upon a time, 1234 f\u00fcchse\n\n  \u4f60\u597d <|x|> it's \U0001f98a"

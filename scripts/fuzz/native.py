@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from scripts._common import ROOT
 from scripts.fuzz._velo_fuzz import passes, small_vocabulary, without_weights
-from scripts.models._shapes import ARCHS, Shape
+from scripts.models._shapes import ARCHS, NEED_EXPERTS, Shape
 from scripts.models.make import MakeError, write_model
 
 BUILD = ROOT / "build" / "fuzz"
@@ -62,7 +62,7 @@ def make_seeds(folder: Path) -> None:
         path = Path(name) / "model.gguf"
         for arch in ARCHS:
             layers = 2 if arch in ("lfm2", "granitehybrid", "qwen35", "gemma4") else 1
-            shape = replace(SHAPE, arch=arch, layers=layers, experts=2 * (arch in ("gpt-oss", "qwen3moe")))
+            shape = replace(SHAPE, arch=arch, layers=layers, experts=2 * (arch in NEED_EXPERTS))
             for type_name in ("q8_0", "f32"):
                 with suppress(MakeError):  # rows too short for q8_0
                     write_model(shape, path, type_name=type_name)

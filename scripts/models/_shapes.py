@@ -67,6 +67,7 @@ PRESETS: dict[str, tuple[Shape, str]] = {
 
 EXPERTS_USED = {"llama": 2, "gpt-oss": 4, "qwen3moe": 8}
 """Experts of a token, if there are at least twice as many."""
+NEED_EXPERTS = ("gpt-oss", "qwen3moe")
 
 
 def check(shape: Shape) -> None:
@@ -91,7 +92,7 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"{shape.arch} has no sliding window; {', '.join(WINDOWED)} have")
     if shape.experts and shape.arch not in EXPERTS_USED:
         raise ShapeError(f"experts are written for {', '.join(EXPERTS_USED)}, not for {shape.arch}")
-    if shape.arch in ("gpt-oss", "qwen3moe") and not shape.experts:
+    if shape.arch in NEED_EXPERTS and not shape.experts:
         raise ShapeError(f"{shape.arch} needs experts: add --experts 4")
     if shape.arch in ("lfm2", "granitehybrid", "qwen35", "gemma4") and shape.layers < shape.period:
         raise ShapeError(
