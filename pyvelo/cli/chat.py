@@ -117,7 +117,7 @@ class Chat:
 
     def _answer(self, before: Turn | None = None) -> None:
         """Stream an answer to the last turn, in place of its old one; after Ctrl-C the partial text stays."""
-        turn = self.conversation.turns[-1]
+        *earlier, turn = self.conversation.turns
         said, thought = list[str](), list[str]()
         start, self.last = now(), LastAnswer()
         try:
@@ -131,9 +131,7 @@ class Chat:
             self.last.total = now() - start
             self.screen.finish()
             if turn.answer is None:  # templates refuse a turn without an answer before the next one
-                self.conversation.undo()
-                if before is not None:
-                    self.conversation.turns.append(before)
+                self.conversation.turns[:] = [*earlier, *([] if before is None else [before])]
         if self.last.usage is not None:
             usage = self.last.usage
             cached = f"cached {usage.cached_tokens:,}/{usage.prompt_tokens:,}"
@@ -162,8 +160,11 @@ class Chat:
             self.screen.note("thinking … (/reasoning shows it afterwards)")
 
     def _make_room(self) -> None:
+        """Forget the oldest turns until the rest fits; if it never does, the request raises the error."""
         n_gone = 0
-        while not self.talker.fits(self.conversation.messages()) and self.conversation.forget_oldest():
+        while not self.talker.fits(self.conversation.messages()):
+            if not self.conversation.forget_oldest():
+                return
             n_gone += 1
         if n_gone:
             turns = "turn has" if n_gone == 1 else f"{n_gone} turns have"

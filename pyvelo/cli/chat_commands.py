@@ -40,10 +40,11 @@ A line that ends with \\ goes on in the next."""
 ALIASES = {"clear": "reset", "?": "help"}
 """Names that other programs have for a command; /bye is one of chat_loop.ENDS."""
 OLLAMAS = {
+    "image": "images are not supported yet",
     "set": "/system sets the system message; pyvelo chat --help lists the other settings",
     "show": "/model shows the model, /stats and /tokens the figures of the conversation",
 }
-"""Commands of Ollama without a counterpart, and what to use."""
+"""Commands of other programs without a counterpart, and what to use."""
 TAKE_ALL = ("system", "save", "load")
 """Commands that take the rest of the line: texts, and names of files with spaces."""
 TAKE_ONE = ("think", "fork")
@@ -195,7 +196,10 @@ def _line(number: int, conversation: Conversation, chat: Chat) -> str:
 def _save(chat: Chat, name: str) -> None:
     if not name:
         raise ConfigError("give a file: /save FILE")
-    _path(name).write_text(chat.conversation.to_json(), encoding="utf-8")
+    path = _path(name)
+    if path.is_file() and not Conversation.is_saved(path.read_bytes()):
+        raise ConfigError(f"{shown(name)} exists and is no chat of /save: name another file")
+    path.write_text(chat.conversation.to_json(), encoding="utf-8")
     chat.screen.note(f"saved to {name}")
 
 
@@ -215,7 +219,10 @@ def _path(name: str) -> Path:
     if "\0" in name:
         raise ConfigError(f"{shown(name)} is not a valid file name")
     try:
+        os.fsencode(name)
         return Path(name).expanduser()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{shown(name)}: file names have only {sys.getfilesystemencoding()} here") from None
     except RuntimeError:  # of a user that does not exist
         raise ConfigError(f"{shown(name)}: there is no such home folder") from None
 

@@ -22,8 +22,8 @@ from pyvelo.errors import VeloError
 
 __all__ = ["ChatSettings", "hear", "open_chat", "run_lines"]
 
-ENDS = (["/exit"], ["/quit"], ["/bye"])
-"""Lines that end a chat, beside exit and quit."""
+ENDS = ("exit", "quit", "/exit", "/quit", "/bye")
+"""Lines that end a chat."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def run_lines(chat: Chat, session: ChatSession | None = None) -> None:
             text = chat.screen.ask()
         except KeyboardInterrupt:
             continue
-        if text is None or text.strip() in ("exit", "quit") or text.split()[:1] in ENDS:
+        if text is None or text.strip() in ENDS:
             return
         if text.strip():
             hear(chat, text)
@@ -107,6 +107,8 @@ def hear(chat: Chat, text: str) -> None:
         _fail(chat, as_options(str(error)))
     except OSError as error:
         _fail(chat, explain(error))
+    except KeyboardInterrupt:  # not in an answer, which keeps what it has
+        chat.screen.note("stopped")
 
 
 def _keep(chat: Chat, session: ChatSession | None) -> None:

@@ -73,6 +73,11 @@ class Conversation:
         """Return the conversation as JSON for `from_json`."""
         return json.dumps({"format": FORMAT, "messages": self.messages()}, ensure_ascii=False, indent=1)
 
+    @staticmethod
+    def is_saved(content: bytes) -> bool:
+        """Return whether a file is empty, or may be one of `to_json`."""
+        return not content.strip() or f'"format": "{FORMAT}"'.encode() in content[:200]
+
     @classmethod
     def from_json(cls, text: str) -> Conversation:
         """Parse the JSON of `to_json`; ConfigError if it is not valid."""
@@ -87,11 +92,15 @@ class Conversation:
                 raise ValueError("a message is not a role with a text")
         except KeyError as error:
             raise ConfigError(f"the file is not a chat of /save: it has no {error}") from None
+        except json.JSONDecodeError:
+            raise ConfigError("the file is not a chat of /save: it is no JSON") from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the file is not a chat of /save: {error}") from None
         made = cls()
         for message in messages:
             made._add(message["role"], message["content"], message.get("reasoning_content"))
+        if made.turns and made.turns[-1].answer is None:
+            raise ConfigError("the file is not a chat of /save: its last message has no answer")
         return made
 
     def _add(self, role: str, content: str, reasoning: str | None) -> None:

@@ -22,7 +22,7 @@ __all__ = ["fitting", "print_fitting", "show_fitting"]
 
 CONTEXTS = (8192, 32768)  # tokens
 NOTE_WIDTH = 79  # columns
-WIDTH = 128  # columns of a table with repositories
+WIDTH = 140  # columns of a table with repositories
 
 
 def show_fitting(quantization: str, kv_type: str | tuple[str, str], *, as_json: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from string import punctuation
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["LastRows", "last_lines", "make_markdown", "rows_on", "split_blocks"]
 
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
-_WORD = re.compile(r"[^\W_]+")
+_WORD = re.compile(r"[^\W_]+|[^\x00-\x7f\w\s]")  # or a symbol that is no markup
+_TIMES = re.compile(  # of a product, or of a power with a number
+    r"(?<=[A-Za-z0-9_)\]])\*(?=[A-Za-z0-9_(\[])"
+    r"|(?<=\d)\*\*(?=\w)|(?<=[A-Za-z_)\]])\*\*(?=\d)"
+)
 # what would drop or replace words: HTML, link targets and titles, definitions, entities
 _HIDING = ("html_block", "html_inline", "link", "image", "reference", "autolink", "entity")
 
@@ -28,10 +33,12 @@ def make_markdown(text: str) -> RenderableType:
 
     parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
     parser.inline.ruler.before("emphasis", "underscores", _underscores)
+    parser.inline.ruler.before("emphasis", "times", _times)
+    parser.inline.ruler.at("escape", _backslash)
     tokens = parser.parse(text)
     _keep_lines(tokens)
     words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
-    if words - markup - Counter(_drawn_words(tokens)):
+    if words - markup - Counter(_drawn_words(tokens)) or not _counts_up(tokens):
         return Text(text)
     drawn = Markdown("")
     drawn.parsed = tokens
@@ -165,6 +172,46 @@ def _underscores(state: StateInline, silent: bool) -> bool:
     if not silent:
         state.pending += "_" * length
     state.pos += length
+    return True
+
+
+def _times(state: StateInline, silent: bool) -> bool:
+    """Parse asterisks of a product or a power as text: `2*3*4` has no emphasis."""
+    found = _TIMES.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent:
+        state.pending += found[0]
+    state.pos = found.end()
+    return True
+
+
+def _backslash(state: StateInline, silent: bool) -> bool:
+    """Parse a backslash and the punctuation after it as text, both: paths, patterns and LaTeX have them."""
+    pair = state.src[state.pos : state.pos + 2]
+    if len(pair) < 2 or pair[0] != "\\" or pair[1] not in punctuation:
+        return False
+    if not silent:
+        state.pending += pair
+    state.pos += 2
+    return True
+
+
+def _counts_up(tokens: Iterable[Any]) -> bool:
+    """Return whether the numbers of all lists are the ones that rich draws: each one more than the last."""
+    expected: list[int] = []
+    for token in tokens:
+        if token.type == "ordered_list_open":
+            start = token.attrGet("start")
+            expected.append(1 if start is None else int(start))
+        elif token.type == "bullet_list_open":
+            expected.append(-1)
+        elif token.type in ("ordered_list_close", "bullet_list_close"):
+            expected.pop()
+        elif token.type == "list_item_open" and expected[-1] >= 0:
+            if int(token.info) != expected[-1]:
+                return False
+            expected[-1] += 1
     return True
 
 

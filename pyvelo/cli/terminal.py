@@ -76,7 +76,8 @@ def make_console(*, stderr: bool = False, width_without_terminal: int | None = N
         def render_str(self, text: str, **options: Any) -> Any:
             return super().render_str(visible(text) if is_terminal else text, **options)
 
-    return SafeConsole(stderr=stderr, highlight=False, width=None if is_terminal else width_without_terminal)
+    width = None if is_terminal else width_without_terminal
+    return SafeConsole(stderr=stderr, highlight=False, emoji=False, width=width)
 
 
 def prepare_streams() -> None:

@@ -157,7 +157,7 @@ FAMILIES = (
     Family("Phi-4 14B", 14.66, 40, 10, 128, 5120, 100352, 16384),
     Family("Qwen3 14B", 14.768, 40, 8, 128, 5120, 151936, 40960),
     Family(
-        "gpt-oss 20B", 20.91, 24, 8, 64, 2880, 201088, 131072, window=128, full_each=2, active=3.61, bits=4.63
+        "gpt-oss 20B", 20.91, 24, 8, 64, 2880, 201088, 131072, window=128, full_each=2, active=4.19, bits=4.63
     ),
     Family("Mistral Small 3 24B", 23.57, 40, 8, 128, 5120, 131072, 32768),
     Family("Gemma 3 27B", 27.0, 62, 16, 128, 5376, 262208, 131072, tied=True, window=1024, full_each=6),
@@ -165,7 +165,7 @@ FAMILIES = (
     Family("Qwen3 32B", 32.76, 64, 8, 128, 5120, 151936, 40960),
     Family("Llama 3.3 70B", 70.55, 80, 8, 128, 8192, 128256, 131072),
     Family(
-        "gpt-oss 120B", 116.8, 36, 8, 64, 2880, 201088, 131072, window=128, full_each=2, active=5.1, bits=4.34
+        "gpt-oss 120B", 116.8, 36, 8, 64, 2880, 201088, 131072, window=128, full_each=2, active=5.7, bits=4.34
     ),
 )
 

@@ -204,7 +204,7 @@ def scan_cache() -> HFCacheInfo | None:
         return scan_cache_dir(hub.HF_HUB_CACHE)
     except CacheNotFound:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there is no home folder
         raise ModelError(f"cannot read the cache {hub.HF_HUB_CACHE}: {one_line(str(error))}") from error
 
 
@@ -328,6 +328,7 @@ def _asking(name: HubName) -> Iterator[None]:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(error, OSError) and error.filename is not None:
             first = f"{error.filename}: {error.strerror}"
+        first = re.sub(r"^\[Errno -?\d+\] ", "", first)
         raise ModelError(f"cannot get {name} from the hub: {first}") from error
 
 

@@ -61,9 +61,12 @@ def open_store(given: KVStore | str | os.PathLike[str]) -> GuardedStore:
 
 
 def cache_folder() -> Path:
-    """Return this user's folder for what can be made again."""
+    """Return this user's folder for what can be made again; raise ConfigError if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "pyvelo"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "pyvelo"
+    except RuntimeError:
+        raise ConfigError("there is no home folder: set XDG_CACHE_HOME to a folder for caches") from None
 
 
 def default_folder() -> Path:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -157,7 +158,7 @@ def test_commands() -> None:
     assert screen.notes[-1] == "there is no system message"
 
 
-@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye", "exit", "quit", "/exit now"])
+@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye", "exit", " /quit "])
 def test_the_end(end: str) -> None:
     chat, screen = talk("one", end, "two")
     assert said(chat) == [("one", "answer 1")]
@@ -194,6 +195,68 @@ def test_a_full_context_lets_the_oldest_turns_go_and_says_so() -> None:
     assert screen.notes[-1] == "the context is full: the oldest turn has left the conversation"
 
 
+@pytest.mark.parametrize("line", ["a message that never fits", "/retry"])
+def test_a_message_that_never_fits_costs_no_turn(line: str) -> None:
+    talker = FakeTalker()
+    chat, screen = talk("one", "two", talker=talker)
+    before = said(chat)
+    talker.room, talker.fail = 0, RequestError("the prompt is too long")
+    hear(chat, line)
+    assert said(chat) == before
+    assert screen.notes == ["the prompt is too long"]
+
+
+@pytest.mark.parametrize("fail", [KeyboardInterrupt(), RequestError("it broke")])
+def test_an_answer_that_fails_keeps_the_turns_that_had_to_go(fail: BaseException) -> None:
+    talker = FakeTalker()
+    chat, _ = talk("one", "two", talker=talker)
+    before = said(chat)
+    talker.room = 3
+    talker.stream = MethodType(_raising(fail), talker)  # type: ignore[method-assign]
+    hear(chat, "three")
+    assert said(chat) == before
+
+
+def _raising(fail: BaseException) -> Callable[..., Generator[StreamPiece, None, None]]:
+    def stream(_: FakeTalker, messages: list[Message]) -> Generator[StreamPiece, None, None]:
+        raise fail
+        yield
+
+    return stream
+
+
+def test_a_file_that_is_no_chat_is_not_replaced(tmp_path: Path) -> None:
+    letter, chat_file, empty = tmp_path / "letter.txt", tmp_path / "chat.json", tmp_path / "empty"
+    letter.write_text("Dear")
+    empty.touch()
+    _, screen = talk(
+        "one", f"/save {letter}", f"/save {chat_file}", "two", f"/save {chat_file}", f"/save {empty}"
+    )
+    assert letter.read_text() == "Dear"
+    assert screen.notes[0] == f"{str(letter)!r} exists and is no chat of /save: name another file"
+    assert chat_file.read_text() == empty.read_text()
+    assert len(Conversation.from_json(empty.read_text()).turns) == 2
+
+
+def test_a_name_that_the_locale_cannot_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> bytes:
+        raise UnicodeEncodeError("ascii", name, 0, 1, "not in range")
+
+    monkeypatch.setattr(os, "fsencode", refuse)
+    _, screen = talk("one", "/save é.json", "/load é.json")
+    assert [note.partition(":")[0] for note in screen.notes] == ["'é.json'"] * 2
+
+
+def test_ctrl_c_in_a_command_ends_the_command_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(chat: Chat, _: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(chat_commands.COMMANDS, "edit", interrupted)
+    chat, screen = talk("one", "/edit", "two")
+    assert [user for user, _ in said(chat)] == ["one", "two"]
+    assert screen.notes == ["stopped"]
+
+
 def test_a_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     chat, _ = talk("/system Sei höflich.", "eins", f"/save {file}", "zwei")
@@ -203,7 +266,11 @@ def test_a_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "[[", '{"format": "x", "messages": []}', "\xff\xfe", "[" * 9999]
+    "content",
+    [
+        *("", "{", "[]", "[[", '{"format": "x", "messages": []}', "\xff\xfe", "[" * 9999),
+        '{"format": "pyvelo chat 1", "messages": [{"role": "user", "content": "a"}]}',
+    ],
 )
 def test_what_is_no_saved_chat_changes_nothing(tmp_path: Path, content: str) -> None:
     file = tmp_path / "chat.json"
@@ -215,6 +282,8 @@ def test_what_is_no_saved_chat_changes_nothing(tmp_path: Path, content: str) -> 
 
 
 def test_a_file_without_messages_says_so() -> None:
+    with pytest.raises(ConfigError, match="not a chat of /save: it is no JSON"):
+        Conversation.from_json("# A title")
     with pytest.raises(ConfigError, match="not a chat of /save: it has no 'messages'"):
         Conversation.from_json('{"requests": []}')
 
@@ -369,6 +438,7 @@ def test_thinking_is_switched() -> None:
             "/think about it",
             "/fork the project",
             "/hepl me",
+            "/quit smoking: how?",
             "/? what",
             "/model\nof a bridge",
         ),

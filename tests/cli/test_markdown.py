@@ -47,6 +47,15 @@ def drawn(text: str, width: int = 400) -> str:
         ("> " * 60 + "deep", "deep"),
         ("- " * 60 + "deep", "deep"),
         ("2024. Was a year", "2024"),
+        *((text, text) for text in ("2*3*4 = 24", "f(x) = 3*x + 2*y*z", "2**3**2 and x**2 - y**2")),
+        *(
+            (text, text)
+            for text in (r"\d+\.\d+", r"C:\.config", r"\\server\share", r"\(x^2\) \{1,2\} 1 \\ 2")
+        ),
+        ("10. ten\n9. nine\n8. eight", "10. ten\n9. nine\n8. eight"),
+        ("2024. A year\n1999. Another", "1999. Another"),
+        ("- a\n  1. b\n  1. c", "1. c"),
+        ("| a | b |\n|---|---|\n| x | y | ✓ | ✗ |\n", "✓ | ✗"),
     ],
 )
 def test_what_looks_like_markup_is_shown(text: str, shown: str) -> None:
@@ -54,7 +63,8 @@ def test_what_looks_like_markup_is_shown(text: str, shown: str) -> None:
 
 
 def test_markdown_is_drawn() -> None:
-    assert "*" not in drawn("*one* and **two**")
+    assert "*" not in drawn("*one* and **two**, **三**四, (*five*)")
+    assert "3." not in drawn("3. three\n4. four\n\n- a\n  0. zero\n  1. one")
     assert "~" not in drawn("~~three~~")
     assert "|" not in drawn("| a | b |\n|---|---|\n| 1 | 2 |\n")
     assert "`" not in drawn("```python\nx = 1\n```\n")

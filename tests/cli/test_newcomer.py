@@ -10,11 +10,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import pytest
 
 from pyvelo.cli.exits import BROKEN_PIPE, explain
+from pyvelo.cli.terminal import make_console
+from pyvelo.errors import ConfigError, ModelError
+from pyvelo.models.hub import scan_cache
+from pyvelo.store.opening import default_folder
 from tests import forks
 
 from .ptys import PYVELO, in_a_terminal
@@ -299,6 +303,26 @@ def test_no_home_is_needed(tiny_model: Path, home: str | None) -> None:
         json.loads(done.stdout)
 
 
+def test_a_machine_that_knows_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", refuse)
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+        default_folder()
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "scan_cache_dir", refuse)
+    with pytest.raises(ModelError, match="cannot read the cache"):
+        scan_cache()
+
+
+def test_text_between_colons_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    make_console().print("my:cat:x.gguf", markup=False)
+    make_console().print("dict[:100:] :smile:")
+    assert capsys.readouterr().out == "my:cat:x.gguf\ndict[:100:] :smile:\n"
+
+
 def test_settings_of_the_hub_that_lead_nowhere() -> None:
     pytest.importorskip("huggingface_hub")
     for endpoint in ("nonsense", "http://[", "ftp://x"):
@@ -360,6 +384,8 @@ def test_a_context_longer_than_trained_is_named_by_its_option() -> None:
         ("bench --gpu-layers 0", "--gpu-layers is --n-gpu-layers here"),
         ("run hi -ngl 0", "-ngl is --n-gpu-layers here"),
         ("embed -p hi -ngl 0", "-ngl is --n-gpu-layers here"),
+        ("run hi -ctk q8_0", "-ctk is --kv-type here"),
+        ("run hi -t 2", "-t is --threads here"),
         ("run hi --n-predict 3", "--n-predict is --max-tokens here"),
         ("chat --num-predict 3", "--num-predict is --max-tokens here"),
         ("run hi --max-new-tokens 3", "--max-new-tokens is --max-tokens here"),

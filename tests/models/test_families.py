@@ -56,6 +56,24 @@ def test_caches_of_published_shapes(name: str, tokens: int, mebibytes: float) ->
     assert cache.sequence_bytes(tokens) == pytest.approx(mebibytes * 2**20, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "experts"),
+    [
+        ("gpt-oss 20B", (24, 2880, 64, 8, 64), (4, 2880, 32)),
+        ("gpt-oss 120B", (36, 2880, 64, 8, 64), (4, 2880, 128)),
+        ("Qwen3 30B-A3B", (48, 2048, 32, 4, 128), (8, 768, 128)),
+    ],
+)
+def test_products_of_a_token_with_its_experts(
+    name: str, shape: tuple[int, ...], experts: tuple[int, ...]
+) -> None:
+    layers, width, heads, kv_heads, head_dim = shape
+    used, inner, n_experts = experts
+    attention = width * head_dim * (2 * heads + 2 * kv_heads)
+    layer = attention + 3 * used * width * inner + width * n_experts
+    assert BY_NAME[name].prompt_products == pytest.approx(layers * layer, rel=0.01)
+
+
 def test_what_a_token_reads() -> None:
     tied = Family("tied", 1.0, 1, 1, 64, 1024, 100_000, 4096, tied=True)
     assert tied.read_bytes("Q8_0") == tied.weight_bytes("Q8_0") == int(1e9 * 8.5 / 8)
