@@ -68,19 +68,21 @@ _BEAMS = "call beam_search with BeamSearchParams"
 _GUIDED = "give json_schema=, regex= or grammar= instead"
 _PROCESSORS = "functions on logits are not supported; logit_bias={token: value} adds to the logit of a token"
 _ALWAYS = "leave it out: it is always so"
+_CACHE = "set the environment variable HF_HOME"
+_DEVICE = "give n_gpu_layers: 0 for the CPU, -1 for GPUs, or 'auto'"
 _HUB = 'give model="organization/repository:TYPE"; files are in the cache of huggingface-hub'
 _THINK = 'a template has its own names, often template_arguments={"enable_thinking": False}'
 
 WITHOUT: dict[str, str] = {
     "bad_words": "words cannot be banned; logit_bias={token: -100} bans a token",
-    "cache_dir": "set the environment variable HF_HOME",
+    "cache_dir": _CACHE,
     "chat_format": _TEMPLATE,
     "chat_handler": _TEMPLATE,
     "cpu_offload_gb": "give n_gpu_layers: the other layers run on the CPU",
-    "device": "give n_gpu_layers: 0 for the CPU, -1 for GPUs, or 'auto'",
-    "device_map": "give n_gpu_layers: 0 for the CPU, -1 for GPUs, or 'auto'",
+    "device": _DEVICE,
+    "device_map": _DEVICE,
     "do_sample": "give temperature=0 for the likeliest tokens, or a temperature above 0",
-    "download_dir": "set the environment variable HF_HOME",
+    "download_dir": _CACHE,
     "draft_model": "speculative decoding does not exist here",
     "dtype": _TYPES,
     "embedding": "leave it out: embed works with every model",
@@ -98,9 +100,9 @@ WITHOUT: dict[str, str] = {
     "images": "images do not work here yet",
     "keep_alive": "a model stays loaded until close",
     "last_n_tokens_size": "penalties look at the whole sequence",
+    "load_format": "models are GGUF files",
     "load_in_4bit": _TYPES,
     "load_in_8bit": _TYPES,
-    "load_format": "models are GGUF files",
     "logits_processor": _PROCESSORS,
     "logits_processors": _PROCESSORS,
     "logits_all": "leave it out: ask for SamplingParams(prompt_logprobs=...)",

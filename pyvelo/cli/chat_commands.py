@@ -197,10 +197,17 @@ def _save(chat: Chat, name: str) -> None:
     if not name:
         raise ConfigError("give a file: /save FILE")
     path = _path(name)
-    if path.is_file() and not Conversation.is_saved(path.read_bytes()):
+    if path.is_file() and not _is_saved(path):
         raise ConfigError(f"{shown(name)} exists and is no chat of /save: name another file")
     path.write_text(chat.conversation.to_json(), encoding="utf-8")
     chat.screen.note(f"saved to {name}")
+
+
+def _is_saved(path: Path) -> bool:
+    """Return whether a file is empty, or begins as a saved conversation does."""
+    begin = Conversation().to_json().partition(",")[0].encode()
+    with path.open("rb") as file:
+        return file.read(len(begin)) in (b"", begin)
 
 
 def _load(chat: Chat, name: str) -> None:

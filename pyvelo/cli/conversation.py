@@ -73,11 +73,6 @@ class Conversation:
         """Return the conversation as JSON for `from_json`."""
         return json.dumps({"format": FORMAT, "messages": self.messages()}, ensure_ascii=False, indent=1)
 
-    @staticmethod
-    def is_saved(content: bytes) -> bool:
-        """Return whether a file is empty, or may be one of `to_json`."""
-        return not content.strip() or f'"format": "{FORMAT}"'.encode() in content[:200]
-
     @classmethod
     def from_json(cls, text: str) -> Conversation:
         """Parse the JSON of `to_json`; ConfigError if it is not valid."""
