@@ -70,6 +70,7 @@ _PROCESSORS = "functions on logits are not supported; logit_bias={token: value} 
 _ALWAYS = "leave it out: it is always so"
 _CACHE = "set the environment variable HF_HOME"
 _DEVICE = "give n_gpu_layers: 0 for the CPU, -1 for GPUs, or 'auto'"
+_DRAFTS = "speculative decoding does not exist here"
 _HUB = 'give model="organization/repository:TYPE"; files are in the cache of huggingface-hub'
 _THINK = 'a template has its own names, often template_arguments={"enable_thinking": False}'
 
@@ -83,7 +84,7 @@ WITHOUT: dict[str, str] = {
     "device_map": _DEVICE,
     "do_sample": "give temperature=0 for the likeliest tokens, or a temperature above 0",
     "download_dir": _CACHE,
-    "draft_model": "speculative decoding does not exist here",
+    "draft_model": _DRAFTS,
     "dtype": _TYPES,
     "embedding": "leave it out: embed works with every model",
     "embeddings": "leave it out: embed works with every model",
@@ -126,7 +127,7 @@ WITHOUT: dict[str, str] = {
     "rope_freq_scale": "leave it out: the file has it",
     "rope_scaling": "leave it out: the file has it",
     "skip_tokenizer_init": "leave it out: the file has the tokenizer",
-    "speculative_config": "speculative decoding does not exist here",
+    "speculative_config": _DRAFTS,
     "split_mode": _SPLIT,
     "structured_outputs": _GUIDED,
     "system": 'give a message with the role "system"',

@@ -97,13 +97,15 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Answer a message."""
+        before = list(self.conversation.turns)
         self.conversation.say(text)
-        self._answer()
+        self._answer(before)
 
     def answer_again(self) -> None:
         """Answer the last message again."""
-        turn = self.conversation.turns[-1]
-        before, turn.answer, turn.reasoning = replace(turn), None, None
+        *earlier, turn = self.conversation.turns
+        before = [*earlier, replace(turn)]
+        turn.answer = turn.reasoning = None
         self._answer(before)
 
     def fork(self) -> None:
@@ -115,9 +117,12 @@ class Chat:
         """Go on in another conversation."""
         self._here = number
 
-    def _answer(self, before: Turn | None = None) -> None:
-        """Stream an answer to the last turn, in place of its old one; after Ctrl-C the partial text stays."""
-        *earlier, turn = self.conversation.turns
+    def _answer(self, before: list[Turn]) -> None:
+        """Stream an answer to the last turn; after Ctrl-C the partial text stays.
+
+        before: the turns to go back to if there is no answer.
+        """
+        turn = self.conversation.turns[-1]
         said, thought = list[str](), list[str]()
         start, self.last = now(), LastAnswer()
         try:
@@ -131,7 +136,7 @@ class Chat:
             self.last.total = now() - start
             self.screen.finish()
             if turn.answer is None:  # templates refuse a turn without an answer before the next one
-                self.conversation.turns[:] = [*earlier, *([] if before is None else [before])]
+                self.conversation.turns[:] = before
         if self.last.usage is not None:
             usage = self.last.usage
             cached = f"cached {usage.cached_tokens:,}/{usage.prompt_tokens:,}"

@@ -17,7 +17,7 @@ from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import count, show_bytes
 from pyvelo.cpu import CPUINFO, NEEDED, REBUILD, cpu_flags
 from pyvelo.demo import DEMO_MODEL
-from pyvelo.errors import VeloError
+from pyvelo.errors import ConfigError, VeloError
 
 __all__ = ["Finding", "examine", "findings"]
 
@@ -170,5 +170,5 @@ def _history() -> Finding:
         return Finding("history", "note", "chats forget the lines that you type", 'pip install "pyvelo[cli]"')
     try:
         return Finding("history", "ok", f"chats keep the lines that you type in {history_file()}")
-    except RuntimeError:
+    except ConfigError:
         return Finding("history", "note", "chats forget the lines that you type: there is no home folder")

@@ -50,10 +50,10 @@ _WORDS = {
 }
 """Options by arguments that are ordinary words, only at the beginning of an error."""
 
-_SHORT = {
-    **{"-ngl": "n_gpu_layers", "-ctk": "kv_type", "-ctv": "kv_type"},
-    **{"-c": "n_ctx", "-t": "n_threads", "--max-model-len": "n_ctx"},
-}
+_CLUSTERS = {"-ngl": "n_gpu_layers", "-ctk": "kv_type", "-ctv": "kv_type"}
+"""Flags of other programs that parsers read as a flag of one letter with a value."""
+
+_SHORT = {**_CLUSTERS, "-c": "n_ctx", "-t": "n_threads", "--max-model-len": "n_ctx"}
 """Flags of other programs whose names are not in `EQUIVALENTS`."""
 
 _NAME = re.compile(rf"(?<![\w/.-])({'|'.join(_OPTIONS)})(?![\w/.-]*\w)(=?)")
@@ -101,8 +101,8 @@ def hint_of(error: object, message: str, arguments: Sequence[str]) -> str:
     error: has the command's parameters if an option does not exist.
     """
     wrong = re.match(r"No such option: (--?[\w-]+)", message)
-    if long := next((each for each in arguments if each in ("-ngl", "-ctk", "-ctv")), None):
-        name = long  # which parsers read as a flag of one letter with a value
+    if cluster := next((each for each in arguments if each in _CLUSTERS), None):
+        name = cluster
     elif wrong is None:
         return message
     else:

@@ -17,12 +17,14 @@ __all__ = ["LastRows", "last_lines", "make_markdown", "rows_on", "split_blocks"]
 
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
 _WORD = re.compile(r"[^\W_]+|[^\x00-\x7f\w\s]")  # or a symbol that is no markup
-_TIMES = re.compile(  # of a product, or of a power with a number
-    r"(?<=[A-Za-z0-9_)\]])\*(?=[A-Za-z0-9_(\[])"
-    r"|(?<=\d)\*\*(?=\w)|(?<=[A-Za-z_)\]])\*\*(?=\d)"
+_NO_MARKUP = re.compile(
+    r"__+"  # of names: models write bold text with asterisks
+    rf"|\\[{re.escape(punctuation)}]"  # of paths, patterns and LaTeX
+    r"|(?<=[A-Za-z0-9_)\]])\*(?=[A-Za-z0-9_(\[])"  # of a product
+    r"|(?<=\d)\*\*(?=\w)|(?<=[A-Za-z_)\]])\*\*(?=\d)"  # of a power with a number
 )
-# what would drop or replace words: HTML, link targets and titles, definitions, entities
-_HIDING = ("html_block", "html_inline", "link", "image", "reference", "autolink", "entity")
+# what would drop or replace text: HTML, link targets and titles, definitions, entities, backslashes
+_HIDING = ("html_block", "html_inline", "link", "image", "reference", "autolink", "entity", "escape")
 
 
 def make_markdown(text: str) -> RenderableType:
@@ -32,9 +34,7 @@ def make_markdown(text: str) -> RenderableType:
     from rich.text import Text
 
     parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
-    parser.inline.ruler.before("emphasis", "underscores", _underscores)
-    parser.inline.ruler.before("emphasis", "times", _times)
-    parser.inline.ruler.at("escape", _backslash)
+    parser.inline.ruler.before("escape", "no_markup", _no_markup)
     tokens = parser.parse(text)
     _keep_lines(tokens)
     words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
@@ -163,37 +163,14 @@ def _without_padding(row: list[Segment]) -> list[Segment]:
     return []
 
 
-def _underscores(state: StateInline, silent: bool) -> bool:
-    """Parse two or more underscores as text, as in `__init__`: models write bold text with asterisks."""
-    text = state.src[state.pos :]
-    length = len(text) - len(text.lstrip("_"))
-    if length < 2:
-        return False
-    if not silent:
-        state.pending += "_" * length
-    state.pos += length
-    return True
-
-
-def _times(state: StateInline, silent: bool) -> bool:
-    """Parse asterisks of a product or a power as text: `2*3*4` has no emphasis."""
-    found = _TIMES.match(state.src, state.pos)
+def _no_markup(state: StateInline, silent: bool) -> bool:
+    """Parse as text what would be markup, but is not what models mean by it."""
+    found = _NO_MARKUP.match(state.src, state.pos)
     if found is None:
         return False
     if not silent:
         state.pending += found[0]
     state.pos = found.end()
-    return True
-
-
-def _backslash(state: StateInline, silent: bool) -> bool:
-    """Parse a backslash and the punctuation after it as text, both: paths, patterns and LaTeX have them."""
-    pair = state.src[state.pos : state.pos + 2]
-    if len(pair) < 2 or pair[0] != "\\" or pair[1] not in punctuation:
-        return False
-    if not silent:
-        state.pending += pair
-    state.pos += 2
     return True
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyvelo.cli.markdown import last_lines, make_markdown, split_blocks
 from pyvelo.cli.terminal import make_console, print_error, print_out, visible
+from pyvelo.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -237,11 +238,14 @@ def state_folder() -> Path:
     """Return this user's folder for what chats leave.
 
     Raises:
-        RuntimeError: the user has no home folder.
+        ConfigError: the user has no home folder.
     """
     from platformdirs import user_state_path
 
-    found: Path = user_state_path("pyvelo", appauthor=False)
+    try:
+        found: Path = user_state_path("pyvelo", appauthor=False)
+    except RuntimeError:
+        raise ConfigError("there is no home folder: set XDG_STATE_HOME to a folder for chats") from None
     return found
 
 
@@ -250,7 +254,7 @@ def _history(kept: bool) -> Any:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     if kept:
-        with suppress(OSError, RuntimeError):  # without a home folder, or with one that is read-only
+        with suppress(OSError, ConfigError):  # without a home folder, or with one that is read-only
             file = history_file()
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(file, os.O_CREAT | os.O_APPEND, 0o600))  # for its owner alone

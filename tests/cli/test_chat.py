@@ -158,7 +158,7 @@ def test_commands() -> None:
     assert screen.notes[-1] == "there is no system message"
 
 
-@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye", "exit", " /quit "])
+@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye", "exit", "quit", " /quit "])
 def test_the_end(end: str) -> None:
     chat, screen = talk("one", end, "two")
     assert said(chat) == [("one", "answer 1")]
@@ -439,6 +439,7 @@ def test_thinking_is_switched() -> None:
             "/fork the project",
             "/hepl me",
             "/quit smoking: how?",
+            "/exit now",
             "/? what",
             "/model\nof a bridge",
         ),

@@ -12,8 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import IO, NoReturn
 
+import platformdirs
 import pytest
 
+from pyvelo.cli.chat_session import ChatSession
+from pyvelo.cli.doctor import findings
 from pyvelo.cli.exits import BROKEN_PIPE, explain
 from pyvelo.cli.terminal import make_console
 from pyvelo.errors import ConfigError, ModelError
@@ -304,13 +307,17 @@ def test_no_home_is_needed(tiny_model: Path, home: str | None) -> None:
 
 
 def test_a_machine_that_knows_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> NoReturn:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", refuse)
     with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
         default_folder()
+    monkeypatch.setattr(platformdirs, "user_state_path", refuse)
+    with pytest.raises(ConfigError, match="set XDG_STATE_HOME"):
+        ChatSession("a")
+    assert [each.state for each in findings() if each.part == "history"] == ["note"]
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub, "scan_cache_dir", refuse)
     with pytest.raises(ModelError, match="cannot read the cache"):
