@@ -40,13 +40,23 @@ public:
         if (!is_dynamic()) {
             return !std::exchange(started_, true) && begin_ < end_;
         }
-        const int wanted = started_ ? ggml_threadpool_chunk_add(params_->threadpool, 1) : params_->ith;
+        claim();
+        const int wanted = std::exchange(claimed_, NONE);
         started_         = true;
         for (; number_ < wanted && end_ < n_; ++number_) {
             begin_ = end_;
             end_   = begin_ + chunk_at(begin_);
         }
         return number_ == wanted && begin_ < end_;
+    }
+
+    // Returns where the chunk begins to which next() will move, or n. It is this thread's from now on.
+    int64_t following() {
+        if (is_dynamic()) {
+            claim();
+        }
+        hand_out later = *this;
+        return later.next() ? later.begin_ : n_;
     }
 
     int64_t begin() const { return begin_; }
@@ -56,9 +66,17 @@ public:
 private:
     const ggml_compute_params * params_;
     int64_t                     n_, least_ = 0, most_ = 0;
-    int64_t                     begin_   = 0, end_; // of the chunk `number_`
-    int                         number_  = 0;
+    int64_t                     begin_  = 0, end_; // of the chunk `number_`
+    int                         number_ = 0, claimed_ = NONE;
     bool                        started_ = false;
+
+    static constexpr int NONE = -1;
+
+    void claim() {
+        if (claimed_ == NONE) {
+            claimed_ = started_ ? ggml_threadpool_chunk_add(params_->threadpool, 1) : params_->ith;
+        }
+    }
 
     int64_t chunk_at(int64_t begin) const { // half of a thread's share of what is left
         const int64_t left = n_ - begin;
@@ -67,14 +85,13 @@ private:
 };
 
 // Returns fixed shares of the tiles of weights for few rows of small matrices: memory limits them, and chunks would
-// cost more than they save. Returns chunks for others. Many rows pass over a `group` of tiles at a time; the first
-// chunks have many groups, because the beginning of each chunk is not read ahead.
+// cost more than they save. Returns chunks of at least `least` tiles for others.
 inline hand_out hand_out_tiles(const ggml_compute_params * params, int64_t n_rows, int64_t n_tiles, int64_t tile_bytes,
-                               int64_t group) {
+                               int64_t least) {
     constexpr int64_t DYNAMIC_ROWS = 8;       // from which on memory is not the only limit
     constexpr int64_t LARGE        = 4 << 20; // bytes for each thread, which take it some tenths of a millisecond
     if (n_rows < DYNAMIC_ROWS && n_tiles * tile_bytes < LARGE * params->nth) {
         return {params, n_tiles};
     }
-    return {params, n_tiles, std::max<int64_t>(1, group / 4), n_tiles};
+    return {params, n_tiles, std::max<int64_t>(1, least), n_tiles};
 }

@@ -22,10 +22,14 @@ enum { VELO_WEIGHTS_AHEAD = 16384 }; // bytes; 4096, 8192 and 32768 were slower
 enum { VELO_WEIGHTS_AHEAD = 4096 }; // bytes; speeds were the same up to 8192, and with AVX2 alone lower below 4096
 #endif
 
-// Prefetches what follows `bytes` bytes at `at`, which are read now. Addresses may be past the end of the memory,
-// because a prefetch never faults.
-VELO_ALWAYS_INLINE void velo_read_ahead(const void * at, size_t bytes) {
+// Prefetches weights. Addresses may be past the end of the memory, because a prefetch never faults.
+VELO_ALWAYS_INLINE void velo_prefetch(const char * at, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) {
-        VELO_PREFETCH_WEIGHTS((const char *) at + VELO_WEIGHTS_AHEAD + i);
+        VELO_PREFETCH_WEIGHTS(at + i);
     }
+}
+
+// Prefetches what follows `bytes` bytes at `at`, which are read now.
+VELO_ALWAYS_INLINE void velo_read_ahead(const void * at, size_t bytes) {
+    velo_prefetch((const char *) at + VELO_WEIGHTS_AHEAD, bytes);
 }

@@ -89,7 +89,7 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
     const auto passes   = (n_rows + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows: each unpacks the tile
     const auto bytes    = n_blocks * Weights::BYTES;            // of a tile
     const auto group    = passes > 2 ? std::max<int64_t>(1, ROOM / bytes) : 1;
-    hand_out   work     = hand_out_tiles(params, n_rows, n_out / COLS, bytes, group);
+    hand_out   work     = hand_out_tiles(params, n_rows, n_out / COLS, bytes, group / 4);
     round_part<Weights>(params, static_cast<const float *>(dst->src[1]->data), n_rows * n_blocks, rows);
     work.start();
     ggml_barrier(params->threadpool);

@@ -23,8 +23,13 @@ namespace tiles {
 
 namespace {
 
-constexpr int     MOST_ROWS = 4;         // of a pass: registers hold their sums
-constexpr int64_t ROOM      = 128 << 10; // bytes of tiles that stay in the second level while rows pass
+constexpr int     MOST_ROWS = 4;        // of a pass: registers hold their sums
+constexpr int64_t LEAST     = 32 << 10; // bytes of the tiles that a thread takes at a time
+
+// Rows pass one after another over a group of tiles. While up to 16 rows do, the next group is on its way from memory
+// to the second level; more rows are read again for each group, so it is larger.
+constexpr int     PREFETCHING = 4;                       // passes that prefetch the next group
+constexpr int64_t FEW_ROOM = 16 << 10, ROOM = 128 << 10; // bytes of a group
 
 // Codes of 5 and 6 bits take the most work to unpack. For more rows than a pass it is done once, for a chunk of a tile;
 // codes of 4 bits would gain nothing.
@@ -101,7 +106,8 @@ void add_block(const char * w, Lines lines, const row_32 * const (&rows)[ROWS], 
 
 // Sums of a byte of each group (its scale, or its minimum), times the sum of the row's numbers there.
 template <class Layout, int ROWS>
-void multiply_sums(const char * w, const row_of<Layout> * const (&rows)[ROWS], ints_of_rows<ROWS> & out) {
+[[gnu::always_inline]] inline void multiply_sums(const char *         w, const row_of<Layout> * const (&rows)[ROWS],
+                                                 ints_of_rows<ROWS> & out) {
     for_parts(ROWS, [&](int m, int p) { out[m][p] = splat(0); });
     for (int group = 0; group < Layout::GROUPS; group += 2) {
         ints both[PARTS];
@@ -167,8 +173,6 @@ template <class Layout, class Lines> struct part {
     const char * w;
     Lines        lines;
     int64_t      begin, n_blocks, column;
-    const char * ahead       = nullptr; // what to prefetch
-    int64_t      ahead_bytes = 0;       // for each block
 };
 
 // Adds the products with a part of a tile, or begins with them at the first block.
@@ -185,9 +189,6 @@ void multiply_part(const part<Layout, Lines> & of, const row_of<Layout> * const 
     const char * w     = of.w;
     Lines        lines = of.lines;
     for (int64_t block = 0; block < of.n_blocks; ++block, w += Layout::BYTES, lines = lines.next()) {
-        for (int64_t i = 0; i < of.ahead_bytes; i += 64) {
-            VELO_PREFETCH(of.ahead + block * of.ahead_bytes + i);
-        }
         add_block<Layout, ROWS>(w, lines, rows, sums);
         for (auto & row : rows) {
             ++row;
@@ -204,24 +205,40 @@ constexpr void (*multiply_rows[])(const part<Layout, Lines> &, const row_of<Layo
     multiply_part<Layout, 4, Lines>,
 };
 
-// Multiplies a tile with many rows, chunk by chunk.
+int64_t passes_of(int64_t n_rows) { return (n_rows + MOST_ROWS - 1) / MOST_ROWS; }
+
+// Returns the share of the first of the passes that prefetch the weights at `w`: none of null, and none of a single
+// pass, whose lines prefetch line by line what follows them.
+template <class Layout> later_weights first_share(const char * w, int64_t n_passes) {
+    constexpr int64_t GROUP_BYTES = Layout::BYTES / Layout::GROUPS;
+    return w && n_passes > 1 ? later_weights{w, (GROUP_BYTES + n_passes - 1) / n_passes} : later_weights();
+}
+
+// Calls f(first row, end, what to prefetch) for each pass over some blocks; `later` is what the first one prefetches.
+// The passes have equally many rows, as far as they can.
+template <class Layout, class F> void for_passes(int64_t n_rows, int64_t n_blocks, later_weights later, F f) {
+    const int64_t passes = passes_of(n_rows);
+    for (int64_t i = 0; i < passes; ++i) {
+        f(n_rows * i / passes, n_rows * (i + 1) / passes, later);
+        later = i + 1 < PREFETCHING ? later.next(n_blocks * Layout::GROUPS) : later_weights();
+    }
+}
+
+// Multiplies a tile with many rows, chunk by chunk; `next` are the weights after it.
 template <class Layout>
-void multiply_many(const char * w, int64_t n_blocks, int64_t column, int64_t n, const row_of<Layout> * const * in,
-                   float * const * out) {
+void multiply_many(const char * w, const char * next, int64_t n_blocks, int64_t column, int64_t n_rows,
+                   const row_of<Layout> * const * in, float * const * out) {
     using lines                = unpacked_lines<Layout>;
     constexpr int64_t BLOCKS   = CHUNK / Layout::K;
-    const int64_t     n_passes = (n + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows
+    const int64_t     n_passes = 1 + std::min<int64_t>(passes_of(n_rows), PREFETCHING); // with the one that unpacks
     alignas(64) char  codes[CHUNK * COLS];
     for (int64_t begin = 0; begin < n_blocks; begin += BLOCKS, w += BLOCKS * Layout::BYTES) {
-        part<Layout, lines> chunk{w, {codes}, begin, std::min(BLOCKS, n_blocks - begin), column};
-        chunk.ahead       = w + chunk.n_blocks * Layout::BYTES; // the next chunk, a share of it in each pass
-        chunk.ahead_bytes = (Layout::BYTES / n_passes + 63) / 64 * 64;
-        unpack<Layout>(w, chunk.n_blocks, codes);
-        for (int64_t pass = 0; pass < n_passes; ++pass) {
-            const int64_t i = n * pass / n_passes, next = n * (pass + 1) / n_passes;
-            multiply_rows<Layout, lines>[next - i - 1](chunk, in + i, out + i);
-            chunk.ahead += chunk.n_blocks * chunk.ahead_bytes;
-        }
+        const int64_t       n     = std::min(BLOCKS, n_blocks - begin);
+        const later_weights first = first_share<Layout>(begin + n < n_blocks ? w + n * Layout::BYTES : next, n_passes);
+        unpack<Layout>({{w}, first}, n, codes);
+        for_passes<Layout>(n_rows, n, first.next(n * Layout::GROUPS), [&](int64_t i, int64_t end, later_weights later) {
+            multiply_rows<Layout, lines>[end - i - 1]({w, {codes, later}, begin, n, column}, in + i, out + i);
+        });
     }
 }
 
@@ -252,7 +269,18 @@ template <class Layout> struct problem {
     int64_t n_blocks() const { return dst->src[0]->ne[0] / Layout::K; } // of a row
     int64_t n_tiles() const { return dst->ne[0] / COLS; }               // of a matrix
     int64_t tile_bytes() const { return n_blocks() * Layout::BYTES; }
-    int64_t group() const { return std::max<int64_t>(1, ROOM / tile_bytes()); } // of tiles, for many rows
+    int64_t group(int64_t n_rows) const { // of tiles
+        return std::max<int64_t>(1, (n_rows <= PREFETCHING * MOST_ROWS ? FEW_ROOM : ROOM) / tile_bytes());
+    }
+
+    // Tiles are numbered through the matrices that have products. Weights are null after the last one.
+    int32_t      matrix(int64_t tile) const { return active[tile / n_tiles()]; }
+    int64_t      column(int64_t tile) const { return tile % n_tiles() * COLS; }
+    const char * weights(int64_t tile) const {
+        return tile < *n_active * n_tiles() ? static_cast<const char *>(dst->src[0]->data) +
+                                                  (matrix(tile) * n_tiles() + tile % n_tiles()) * tile_bytes()
+                                            : nullptr;
+    }
     int32_t n_products(int64_t matrix) const { return first[matrix + 1] - first[matrix]; }
 
 private:
@@ -319,30 +347,40 @@ template <class Layout> void round_rows(const ggml_compute_params * params, cons
 
 // ---- the threads' work ----
 
-// Computes tiles [begin, end) of a matrix. A pass of rows takes a group of tiles, or a chunk of one.
-template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t matrix, int64_t begin, int64_t end) {
-    const int64_t n = p.n_products(matrix), passes = (n + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows
-    const auto    in  = p.in + p.first[matrix];
-    const auto    out = p.out + p.first[matrix];
-    const auto *  w   = static_cast<const char *>(p.dst->src[0]->data) + matrix * p.n_tiles() * p.tile_bytes();
+// Computes tiles [begin, end), which are of one matrix; `next` is the tile after them. A pass of rows takes a group of
+// tiles, or a chunk of one.
+template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t begin, int64_t end, int64_t next) {
+    const int64_t matrix = p.matrix(begin), n_rows = p.n_products(matrix);
+    const auto    in    = p.in + p.first[matrix];
+    const auto    out   = p.out + p.first[matrix];
+    const auto    after = [&](int64_t tile) { return p.weights(tile < end ? tile : next); };
     if constexpr (UNPACKS<Layout>) {
-        if (passes > 1) {
+        if (n_rows > MOST_ROWS) {
             for (int64_t tile = begin; tile < end; ++tile) {
-                multiply_many<Layout>(w + tile * p.tile_bytes(), p.n_blocks(), tile * COLS, n, in, out);
+                multiply_many<Layout>(p.weights(tile), after(tile + 1), p.n_blocks(), p.column(tile), n_rows, in, out);
             }
             return;
         }
     }
-    const int64_t group = passes > 1 ? p.group() : end - begin;
+    const auto multiply = [&](int64_t tile, auto lines, int64_t i, int64_t end_row) {
+        multiply_rows<Layout, decltype(lines)>[end_row - i - 1]({lines.w, lines, 0, p.n_blocks(), p.column(tile)},
+                                                                in + i, out + i);
+    };
+    const int64_t group = p.group(n_rows), n_passes = std::min<int64_t>(passes_of(n_rows), PREFETCHING);
     for (int64_t at = begin; at < end; at += group) {
-        for (int64_t pass = 0; pass < passes; ++pass) {
-            const int64_t i = n * pass / passes, next = n * (pass + 1) / passes;
+        const int64_t       n     = std::min(group, end - at) * p.n_blocks();
+        const later_weights first = first_share<Layout>(after(at + group), n_passes);
+        for_passes<Layout>(n_rows, n, first, [&](int64_t i, int64_t end_row, later_weights later) {
             for (int64_t tile = at; tile < std::min(end, at + group); ++tile) {
-                const packed_lines<Layout> lines{w + tile * p.tile_bytes()};
-                multiply_rows<Layout, packed_lines<Layout>>[next - i - 1](
-                    {lines.w, lines, 0, p.n_blocks(), tile * COLS}, in + i, out + i);
+                const packed_lines<Layout> lines{p.weights(tile)};
+                if (later.step > 0) {
+                    multiply(tile, shared_lines<Layout>{lines, later}, i, end_row);
+                } else {
+                    multiply(tile, lines, i, end_row);
+                }
+                later = later.next(p.n_blocks() * Layout::GROUPS);
             }
-        }
+        });
     }
 }
 
@@ -356,12 +394,13 @@ template <class Layout> void run(const ggml_compute_params * params, const ggml_
     ggml_barrier(params->threadpool);
 
     const int64_t n_tiles = p.n_tiles();
-    hand_out      work    = hand_out_tiles(params, ggml_nrows(dst), *p.n_active * n_tiles, p.tile_bytes(), p.group());
+    hand_out      work =
+        hand_out_tiles(params, ggml_nrows(dst), *p.n_active * n_tiles, p.tile_bytes(), LEAST / p.tile_bytes());
     while (work.next()) {
+        const int64_t following = work.following();
         for (int64_t begin = work.begin(), end = begin; begin < work.end(); begin = end) {
-            const int64_t i = begin / n_tiles; // a share goes on in the next matrix
-            end             = std::min(work.end(), (i + 1) * n_tiles);
-            multiply_tiles(p, p.active[i], begin - i * n_tiles, end - i * n_tiles);
+            end = std::min(work.end(), (begin / n_tiles + 1) * n_tiles); // a share goes on in the next matrix
+            multiply_tiles(p, begin, end, end < work.end() ? end : following);
         }
     }
 }
