@@ -10,7 +10,7 @@
 
 namespace tiles {
 
-// What a pass over weights prefetches of those that follow: `step` bytes with each group. Always inlined, as GCC drops
+// What a pass prefetches of the weights that follow: `step` bytes with each group. Always inlined, because GCC drops
 // calls that only prefetch.
 struct later_weights {
     const char * at   = nullptr;
