@@ -111,7 +111,12 @@ def _instructions() -> Finding:
     if not unused:
         return Finding("instructions", "ok", text)
     text += f"; this processor also has {', '.join(unused)}"
-    return Finding("instructions", "note", text, f"{REBUILD} builds it for this processor")
+    return Finding(
+        "instructions",
+        "note",
+        text,
+        f"{REBUILD} pyvelo builds it for this processor; in a checkout, name its folder",
+    )
 
 
 def _gpus(machine: Mapping[str, Any]) -> Finding:

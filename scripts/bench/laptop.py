@@ -232,7 +232,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence decodes")
-    parser.add_argument("--depth", nargs="+", type=int, default=[0, 4096], help="measure these of 0 and 4096")
+    parser.add_argument(
+        "--depth",
+        nargs="+",
+        type=int,
+        choices=(0, 4096),
+        default=[0, 4096],
+        help="tokens before a measurement",
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     plan = Plan(

@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-#ifdef _MSC_VER
+#if defined(_MSC_VER) && !defined(__clang__)
 #    include <intrin.h>
 #    define VELO_PREFETCH(address) _mm_prefetch((address), _MM_HINT_T0)
 #    define VELO_ALWAYS_INLINE static __forceinline

@@ -29,7 +29,7 @@ template <class Layout> struct packed_lines {
     const char * w;
 
     ints read(int group, int k, int p) const { return codes_of<Layout>::read(w, group, k, 4 * COLUMNS * p); }
-    void read_ahead(int group, int k) const {
+    [[gnu::always_inline]] void read_ahead(int group, int k) const {
         constexpr int GROUP_BYTES = Layout::BYTES / Layout::GROUPS, STEP = GROUP_BYTES / (Layout::GROUP / 4);
         velo_read_ahead(w + group * GROUP_BYTES + k * STEP, STEP);
         if constexpr (Layout::BITS > 4) {

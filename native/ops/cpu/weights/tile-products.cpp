@@ -26,8 +26,8 @@ namespace {
 constexpr int     MOST_ROWS = 4;        // of a pass: registers hold their sums
 constexpr int64_t LEAST     = 32 << 10; // bytes of the tiles that a thread takes at a time
 
-// Rows pass one after another over a group of tiles. While up to 16 rows do, the next group is on its way from memory
-// to the second level; more rows are read again for each group, so it is larger.
+// Rows pass one after another over a group of tiles, while the next group comes from memory. More than 16 rows are read
+// again for each group, so it is larger.
 constexpr int     PREFETCHING = 4;                       // passes that prefetch the next group
 constexpr int64_t FEW_ROOM = 16 << 10, ROOM = 128 << 10; // bytes of a group
 
@@ -104,7 +104,8 @@ void add_block(const char * w, Lines lines, const row_32 * const (&rows)[ROWS], 
     });
 }
 
-// Sums of a byte of each group (its scale, or its minimum), times the sum of the row's numbers there.
+// Sums of a byte of each group (its scale, or its minimum), times the sum of the row's numbers there. GCC would call
+// it, which makes products of four rows 3 % slower.
 template <class Layout, int ROWS>
 [[gnu::always_inline]] inline void multiply_sums(const char *         w, const row_of<Layout> * const (&rows)[ROWS],
                                                  ints_of_rows<ROWS> & out) {
@@ -206,12 +207,13 @@ constexpr void (*multiply_rows[])(const part<Layout, Lines> &, const row_of<Layo
 };
 
 int64_t passes_of(int64_t n_rows) { return (n_rows + MOST_ROWS - 1) / MOST_ROWS; }
+int64_t prefetching(int64_t n_rows) { return std::min<int64_t>(passes_of(n_rows), PREFETCHING); } // of the passes
 
 // Returns the share of the first of the passes that prefetch the weights at `w`: none of null, and none of a single
 // pass, whose lines prefetch line by line what follows them.
 template <class Layout> later_weights first_share(const char * w, int64_t n_passes) {
     constexpr int64_t GROUP_BYTES = Layout::BYTES / Layout::GROUPS;
-    return w && n_passes > 1 ? later_weights{w, (GROUP_BYTES + n_passes - 1) / n_passes} : later_weights();
+    return w ? later_weights{w, (GROUP_BYTES + n_passes - 1) / n_passes} : later_weights();
 }
 
 // Calls f(first row, end, what to prefetch) for each pass over some blocks; `later` is what the first one prefetches.
@@ -230,7 +232,7 @@ void multiply_many(const char * w, const char * next, int64_t n_blocks, int64_t 
                    const row_of<Layout> * const * in, float * const * out) {
     using lines                = unpacked_lines<Layout>;
     constexpr int64_t BLOCKS   = CHUNK / Layout::K;
-    const int64_t     n_passes = 1 + std::min<int64_t>(passes_of(n_rows), PREFETCHING); // with the one that unpacks
+    const int64_t     n_passes = 1 + prefetching(n_rows); // with the one that unpacks
     alignas(64) char  codes[CHUNK * COLS];
     for (int64_t begin = 0; begin < n_blocks; begin += BLOCKS, w += BLOCKS * Layout::BYTES) {
         const int64_t       n     = std::min(BLOCKS, n_blocks - begin);
@@ -347,40 +349,37 @@ template <class Layout> void round_rows(const ggml_compute_params * params, cons
 
 // ---- the threads' work ----
 
-// Computes tiles [begin, end), which are of one matrix; `next` is the tile after them. A pass of rows takes a group of
-// tiles, or a chunk of one.
-template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t begin, int64_t end, int64_t next) {
+// Computes tiles [begin, end), which are of one matrix. next() returns the tile after them; it is called late, because
+// a thread that knows its next chunk keeps it from the others.
+template <class Layout, class Next>
+void multiply_tiles(const problem<Layout> & p, int64_t begin, int64_t end, Next next) {
     const int64_t matrix = p.matrix(begin), n_rows = p.n_products(matrix);
-    const auto    in    = p.in + p.first[matrix];
-    const auto    out   = p.out + p.first[matrix];
-    const auto    after = [&](int64_t tile) { return p.weights(tile < end ? tile : next); };
-    if constexpr (UNPACKS<Layout>) {
-        if (n_rows > MOST_ROWS) {
-            for (int64_t tile = begin; tile < end; ++tile) {
-                multiply_many<Layout>(p.weights(tile), after(tile + 1), p.n_blocks(), p.column(tile), n_rows, in, out);
-            }
-            return;
-        }
-    }
-    const auto multiply = [&](int64_t tile, auto lines, int64_t i, int64_t end_row) {
+    const auto    in       = p.in + p.first[matrix];
+    const auto    out      = p.out + p.first[matrix];
+    const auto    after    = [&](int64_t tile) { return p.weights(tile < end ? tile : next()); };
+    const auto    multiply = [&](int64_t tile, auto lines, int64_t i, int64_t end_row) {
         multiply_rows<Layout, decltype(lines)>[end_row - i - 1]({lines.w, lines, 0, p.n_blocks(), p.column(tile)},
                                                                 in + i, out + i);
     };
-    const int64_t group = p.group(n_rows), n_passes = std::min<int64_t>(passes_of(n_rows), PREFETCHING);
-    for (int64_t at = begin; at < end; at += group) {
-        const int64_t       n     = std::min(group, end - at) * p.n_blocks();
-        const later_weights first = first_share<Layout>(after(at + group), n_passes);
-        for_passes<Layout>(n_rows, n, first, [&](int64_t i, int64_t end_row, later_weights later) {
-            for (int64_t tile = at; tile < std::min(end, at + group); ++tile) {
-                const packed_lines<Layout> lines{p.weights(tile)};
-                if (later.step > 0) {
-                    multiply(tile, shared_lines<Layout>{lines, later}, i, end_row);
-                } else {
-                    multiply(tile, lines, i, end_row);
+    if (n_rows <= MOST_ROWS) {
+        for (int64_t tile = begin; tile < end; ++tile) {
+            multiply(tile, packed_lines<Layout>{p.weights(tile)}, 0, n_rows);
+        }
+    } else if constexpr (UNPACKS<Layout>) {
+        for (int64_t tile = begin; tile < end; ++tile) {
+            multiply_many<Layout>(p.weights(tile), after(tile + 1), p.n_blocks(), p.column(tile), n_rows, in, out);
+        }
+    } else {
+        for (int64_t at = begin, group = p.group(n_rows); at < end; at += group) {
+            const int64_t n     = std::min(group, end - at) * p.n_blocks();
+            const auto    first = first_share<Layout>(after(at + group), prefetching(n_rows));
+            for_passes<Layout>(n_rows, n, first, [&](int64_t i, int64_t end_row, later_weights later) {
+                for (int64_t tile = at; tile < std::min(end, at + group); ++tile) {
+                    multiply(tile, shared_lines<Layout>{{p.weights(tile)}, later}, i, end_row);
+                    later = later.next(p.n_blocks() * Layout::GROUPS);
                 }
-                later = later.next(p.n_blocks() * Layout::GROUPS);
-            }
-        });
+            });
+        }
     }
 }
 
@@ -397,10 +396,9 @@ template <class Layout> void run(const ggml_compute_params * params, const ggml_
     hand_out      work =
         hand_out_tiles(params, ggml_nrows(dst), *p.n_active * n_tiles, p.tile_bytes(), LEAST / p.tile_bytes());
     while (work.next()) {
-        const int64_t following = work.following();
         for (int64_t begin = work.begin(), end = begin; begin < work.end(); begin = end) {
             end = std::min(work.end(), (begin / n_tiles + 1) * n_tiles); // a share goes on in the next matrix
-            multiply_tiles(p, begin, end, end < work.end() ? end : following);
+            multiply_tiles(p, begin, end, [&] { return end < work.end() ? end : work.following(); });
         }
     }
 }
