@@ -24,6 +24,10 @@ CachedName = Annotated[
     ),
 ]
 Yes = Annotated[bool, Option("-y", "--yes", help="Do not ask before.")]
+FamilyName = Annotated[
+    list[str] | None,
+    Argument(metavar="[NAME]...", help="Words of the names to show; all models without.", show_default=False),
+]
 Quant = Annotated[
     str,
     Option(
@@ -74,11 +78,16 @@ def rm(model: CachedName, yes: Yes = False, as_json: opt.Json = False) -> int:
     return remove_model(model, ask=not yes, as_json=as_json)
 
 
-def models(quant: Quant = "Q4_K_M", kv_type: opt.KVTypeOption = "f16", as_json: opt.Json = False) -> int:
+def models(
+    name: FamilyName = None,
+    quant: Quant = "Q4_K_M",
+    kv_type: opt.KVTypeOption = "f16",
+    as_json: opt.Json = False,
+) -> int:
     """Show which well-known models fit this machine, and how fast they can be."""
     from pyvelo.cli.fit import show_fitting
 
-    return show_fitting(quant, kv_type, as_json=as_json)
+    return show_fitting(" ".join(name or ()), quant, kv_type, as_json=as_json)
 
 
 def doctor(as_json: opt.Json = False) -> int:

@@ -12,7 +12,7 @@ from pyvelo.cli.screen import state_folder
 from pyvelo.errors import ConfigError
 from pyvelo.private_files import FileLock, replace_file
 
-__all__ = ["ChatSession", "default_store"]
+__all__ = ["ChatSession", "default_store", "session_names", "sessions_folder"]
 
 MAX_BYTES = 100  # of a name
 
@@ -70,6 +70,19 @@ class ChatSession:
             self._lock.release()
 
 
+def sessions_folder() -> Path:
+    """Return the folder of the files; raise as `state_folder`."""
+    return state_folder() / "sessions"
+
+
+def session_names() -> list[str]:
+    """Return the names of the kept conversations; raise as `state_folder`, or OSError."""
+    try:
+        return sorted(path.stem for path in sessions_folder().iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return []
+
+
 def default_store() -> str | None:
     """Return the folder of the KV of named conversations; None: the extra `store` is not installed."""
     from pyvelo.store.opening import default_folder
@@ -83,4 +96,4 @@ def _file(name: str) -> Path:
         raise ConfigError(
             f"--session {name!r}: give letters, digits, spaces, dots, dashes, underscores, {MAX_BYTES} bytes"
         )
-    return state_folder() / "sessions" / f"{name}.json"
+    return sessions_folder() / f"{name}.json"

@@ -15,6 +15,7 @@ from pyvelo.errors import VeloError
 __all__ = [
     "block_sizes",
     "cached_names",
+    "chats",
     "kv_types",
     "model_names",
     "models_and_rows",
@@ -32,6 +33,16 @@ def cached_names(incomplete: str) -> list[str]:
     try:
         return [model.name for model in cached_models() if model.name.startswith(incomplete)]
     except (VeloError, OSError):
+        return []
+
+
+def chats(incomplete: str) -> list[str]:
+    """Return the names of kept chats that begin with a text."""
+    try:
+        from pyvelo.cli.chat_session import session_names
+
+        return [name for name in session_names() if name.startswith(incomplete)]
+    except (ImportError, VeloError, OSError):
         return []
 
 

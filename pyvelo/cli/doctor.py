@@ -11,7 +11,7 @@ from time import perf_counter as now
 from typing import Any, Literal
 
 from pyvelo import __version__
-from pyvelo.cli.exits import ERROR
+from pyvelo.cli.exits import ERROR, explain
 from pyvelo.cli.render import cores_text, system_text
 from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import count, show_bytes
@@ -81,6 +81,7 @@ def findings() -> Iterator[Finding]:
     yield from _extras()
     yield _cache()
     yield _history()
+    yield from _sessions()
 
 
 def _machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
@@ -177,3 +178,17 @@ def _history() -> Finding:
         return Finding("history", "ok", f"chats keep the lines that you type in {history_file()}")
     except ConfigError:
         return Finding("history", "note", "chats forget the lines that you type: there is no home folder")
+
+
+def _sessions() -> Iterator[Finding]:
+    from pyvelo.cli.chat_session import session_names, sessions_folder
+
+    try:
+        names = session_names()
+    except (ImportError, VeloError):  # see `_history`
+        return
+    except OSError as error:
+        yield Finding("chats", "problem", explain(error), "see to that folder")
+        return
+    text = f"{count(len(names), 'chat')} of --session in {sessions_folder()}"
+    yield Finding("chats", "ok", ": ".join([text, *([", ".join(names)] if names else [])]))

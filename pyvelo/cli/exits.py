@@ -56,6 +56,20 @@ _CLUSTERS = {"-ngl": "n_gpu_layers", "-ctk": "kv_type", "-ctv": "kv_type"}
 _SHORT = {**_CLUSTERS, "-c": "n_ctx", "-t": "n_threads", "--max-model-len": "n_ctx"}
 """Flags of other programs whose names are not in `EQUIVALENTS`."""
 
+_COMMANDS = {
+    "help": "--help",
+    "version": "--version",
+    "completion": "--install-completion",
+    **dict.fromkeys(("show", "inspect"), "info"),
+    **dict.fromkeys(("ls", "ps", "cache"), "list"),
+    **dict.fromkeys(("delete", "remove"), "rm"),
+    **dict.fromkeys(("download", "get"), "pull"),
+    **dict.fromkeys(("generate", "complete", "ask", "prompt"), "run"),
+    "server": "serve",
+    "search": "models",
+}
+"""Commands of other programs, and the arguments of ours."""
+
 _NAME = re.compile(rf"(?<![\w/.-])({'|'.join(_OPTIONS)})(?![\w/.-]*\w)(=?)")
 _FIRST = re.compile(rf"({'|'.join(_WORDS)})(?:=| (?=-?\d|nan|'|\w+=))")
 
@@ -96,10 +110,13 @@ def without_prefix(message: str) -> str:
 
 
 def hint_of(error: object, message: str, arguments: Sequence[str]) -> str:
-    """Return the error of a parser, or a hint if it is about a flag of another program.
+    """Return the error of a parser, or a hint if it is about a command or a flag of another program.
 
     error: has the command's parameters if an option does not exist.
     """
+    unknown = re.match(r"No such command '([\w-]+)'", message)
+    if unknown and (meant_command := _COMMANDS.get(unknown[1])):
+        return f"{unknown[1]} is pyvelo {meant_command} here"
     wrong = re.match(r"No such option: (--?[\w-]+)", message)
     if cluster := next((each for each in arguments if each in _CLUSTERS), None):
         name = cluster

@@ -5,15 +5,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from string import punctuation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
     from markdown_it.rules_inline import StateInline
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.markdown import Markdown, MarkdownElement
     from rich.segment import Segment
 
-__all__ = ["LastRows", "last_lines", "make_markdown", "rows_on", "split_blocks"]
+__all__ = [
+    "LastRows",
+    "closing_fence",
+    "last_lines",
+    "make_markdown",
+    "opening_fence",
+    "parse",
+    "rows_on",
+    "split_blocks",
+]
 
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
 _WORD = re.compile(r"[^\W_]+|[^\x00-\x7f\w\s]")  # or a symbol that is no markup
@@ -29,20 +41,52 @@ _HIDING = ("html_block", "html_inline", "link", "image", "reference", "autolink"
 
 def make_markdown(text: str) -> RenderableType:
     """Return markdown for rich, or the text itself if rich would drop a word of it."""
-    from markdown_it import MarkdownIt
-    from rich.markdown import Markdown
     from rich.text import Text
 
-    parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
-    parser.inline.ruler.before("escape", "no_markup", _no_markup)
-    tokens = parser.parse(text)
+    tokens = parse(text)
     _keep_lines(tokens)
     words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
     if words - markup - Counter(_drawn_words(tokens)) or not _counts_up(tokens):
         return Text(text)
-    drawn = Markdown("")
+    drawn = _renderer()("")
     drawn.parsed = tokens
     return _Whole(drawn, Text(text), Counter("".join((words - markup).elements())))
+
+
+def parse(text: str) -> list[Any]:
+    """Return the tokens of markdown without what would hide text."""
+    tokens: list[Any] = _parser().parse(text)
+    return tokens
+
+
+@cache
+def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
+    parser.inline.ruler.before("escape", "no_markup", _no_markup)
+    return parser
+
+
+@cache
+def _renderer() -> type[Markdown]:
+    """Return rich's renderer without the empty rows that it draws above and below code."""
+    from rich.markdown import CodeBlock, Markdown
+    from rich.syntax import Syntax
+
+    class Code(CodeBlock):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            code = str(self.text).rstrip()
+            yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 1))
+
+    class Renderer(Markdown):
+        elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+            **Markdown.elements,
+            "fence": Code,
+            "code_block": Code,
+        }
+
+    return Renderer
 
 
 def split_blocks(text: str) -> tuple[str, str]:
@@ -59,13 +103,24 @@ def split_blocks(text: str) -> tuple[str, str]:
 def last_lines(text: str, n_lines: int) -> str:
     """Return the last lines of markdown; inside a code block, with the line that opens it."""
     lines = text.splitlines(keepends=True)
+    return opening_fence("".join(lines[:-n_lines])) + "".join(lines[-n_lines:])
+
+
+def opening_fence(text: str) -> str:
+    """Return the line that opens the code block in which markdown ends, or ""."""
     opening = fence = ""
-    for line in lines[:-n_lines]:
+    for line in text.splitlines(keepends=True):
         before = fence
         fence, _ = _after(fence, line)
         if fence and not before:
             opening = line
-    return (opening if fence else "") + "".join(lines[-n_lines:])
+    return opening if fence else ""
+
+
+def closing_fence(line: str) -> str:
+    """Return the line that closes the code block that a line opens, or "" if it opens none."""
+    match = _FENCE.match(line.rstrip())
+    return match["fence"] + "\n" if match else ""
 
 
 class _Whole:

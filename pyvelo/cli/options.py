@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from pyvelo.cli.completion import block_sizes, kv_types, model_names, one_of, poolings, precisions
+from pyvelo.cli.completion import block_sizes, chats, kv_types, model_names, one_of, poolings, precisions
 from pyvelo.cli.values import (
     parse_gpu_layers,
     parse_kv_type_option,
@@ -76,7 +76,9 @@ NoThink = Annotated[bool, Option("--no-think", help="The same as --reasoning off
 NoStatus = Annotated[bool, Option("--no-status", help="Show no line with figures of the last answer.")]
 SessionName = Annotated[
     str | None,
-    Option("--session", metavar="NAME", help="Go on with the chat of this name, saved after each turn."),
+    Option(
+        "--session", metavar="NAME", autocompletion=chats, help="Go on with this chat, saved after each turn."
+    ),
 ]
 KvStore = Annotated[
     str | None,

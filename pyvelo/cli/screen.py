@@ -137,6 +137,7 @@ class RichScreen:
         self._make_live: Callable[[], Any] = lambda: Growing(self._console, self._growing)
         self._live: Any = None
         self._text = ""  # of the block that may still change
+        self._enough = 0  # characters of it that are worth a try to print some for good
         self._reasons = False  # it is reasoning
         self._follows = False  # the next block follows one of the same answer
 
@@ -159,10 +160,25 @@ class RichScreen:
         done, self._text = split_blocks(self._text + visible(text))
         if done:
             self._print(done)
+            self._enough = 0
+        self._settle()
         if self._live is None and self._text.strip():
             self._separate()
             self._live = self._make_live()
             self._live.start()
+
+    def _settle(self) -> None:
+        """Print the beginning of the block for good, if enough was added to it since the last try."""
+        from pyvelo.cli.settled import split_settled
+
+        if len(self._text) < self._enough:
+            return
+        settled, rest = split_settled(self._text, self._drawn, self._console, is_markdown=not self._reasons)
+        if settled:
+            self._print(settled)
+            self._follows = False
+            self._text = rest
+        self._enough = len(self._text) + self._console.width // 2
 
     def finish(self) -> None:
         """See `Screen.finish`."""

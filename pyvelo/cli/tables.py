@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["facts_grid", "numbers_table", "print_table"]
+__all__ = ["facts_grid", "fits_on", "numbers_table", "print_table"]
 
 
 def facts_grid() -> Table:
@@ -30,24 +30,25 @@ def numbers_table(first: str, *headings: str) -> Table:
     return table
 
 
+def fits_on(console: Console, table: Table) -> bool:
+    """Return whether a console shows each row of a table in one line."""
+    wide = console.options.update(width=1 << 12)
+    return Measurement.get(console, wide, table).maximum <= console.width
+
+
 def print_table(console: Console, table: Table) -> None:
     """Print a table; with a line for each word of its headings, or as a list, if the screen is too narrow."""
-    if not table.show_header or _fits(console, table):
+    if not table.show_header or fits_on(console, table):
         console.print(_Stripped(table))
         return
     names = [str(column.header) for column in table.columns]
     for column, name in zip(table.columns, names, strict=True):
         column.header = name.replace(" ", "\n")
-    if _fits(console, table):
+    if fits_on(console, table):
         console.print(_Stripped(table))
         return
     for line in _listed(table, names[1:]):
         console.print(line, soft_wrap=True)
-
-
-def _fits(console: Console, table: Table) -> bool:
-    wide = console.options.update(width=1 << 12)
-    return Measurement.get(console, wide, table).maximum <= console.width
 
 
 def _listed(table: Table, headings: Sequence[str]) -> Iterator[RenderableType]:

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from pyvelo.cli import fit
-from pyvelo.cli.fit import CONTEXTS, MEMORY_SHARE, WIDTH, fitting, print_fitting
+from pyvelo.cli.fit import CONTEXTS, MEMORY_SHARE, fitting, print_fitting
 from pyvelo.cli.values import show_bytes
+from pyvelo.errors import ConfigError
 from pyvelo.memory import rate as rates
 from pyvelo.memory.rate import read_rate
 from pyvelo.models.families import FAMILIES
@@ -69,25 +70,56 @@ def test_a_smaller_type_of_the_cache_takes_less(capsys: pytest.CaptureFixture[st
     print_fitting(content)
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if re.search(" (yes|no) ", line)]) == len(FAMILIES)
-    assert max(map(len, lines)) <= WIDTH
+    assert all(any(family.repo in line for line in lines) for family in FAMILIES)
     assert not any(line.endswith(" ") for line in lines)
 
 
-@pytest.mark.parametrize("columns", [40, 80, WIDTH - 1, WIDTH])
+def on_a_screen(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setattr(fit, "make_console", lambda **_: Console(file=sys.stdout, width=columns))
+
+
+@pytest.mark.parametrize("columns", [40, 80, 110, 200])
 def test_a_wide_terminal_shows_the_repositories(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
 ) -> None:
-    monkeypatch.setattr(fit, "make_console", lambda **_: Console(file=sys.stdout, width=columns))
+    on_a_screen(monkeypatch, columns)
     print_fitting(fitting("Q6_K", "f16", 8 * GIB, 1e10, PRODUCTS))
     text = capsys.readouterr().out
     for family in FAMILIES:
-        assert (family.repo in text) == (columns == WIDTH)
+        assert (family.repo in text) == (columns == 200)
         assert parse_name(f"{family.repo}:Q6_K") is not None
     notes = text.partition("free memory:")[2].splitlines()
     assert "pyvelo chat REPOSITORY:TYPE downloads" in " ".join(notes)
-    assert (f"{WIDTH} columns and --json show" in " ".join(notes)) == (columns < WIDTH)
+    assert ("pyvelo models NAME and --json show" in " ".join(notes)) == (columns < 200)
     assert max(map(len, notes)) <= min(79, columns)
     assert {word for note in notes for word in note.split()} >= {"REPOSITORY:TYPE", "processor", "prompt:"}
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e9])
+def test_the_table_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], factor: float
+) -> None:
+    faster = {kind: rate * factor for kind, rate in PRODUCTS.items()}
+    print_fitting(fitting("Q4_K_M", "f16", 8 * GIB, 1e10 * factor, faster))
+    width = max(len(line) for line in capsys.readouterr().out.splitlines() if "/" in line)
+    for columns in (width + 1, width - 1):
+        on_a_screen(monkeypatch, columns)
+        print_fitting(fitting("Q4_K_M", "f16", 8 * GIB, 1e10 * factor, faster))
+        lines = capsys.readouterr().out.splitlines()
+        assert sum("GGUF" in line for line in lines) == (len(FAMILIES) if columns > width else 0)
+
+
+def test_words_choose_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(fit, "read_rate", lambda *_: 1e10)
+    monkeypatch.setattr(fit, "product_rate", lambda kind, _: PRODUCTS[kind])
+    on_a_screen(monkeypatch, 80)
+    assert fit.show_fitting("QWEN3 0.6b", "Q4_K_M", "f16", as_json=False) == 0
+    text = capsys.readouterr().out
+    (family,) = (family for family in FAMILIES if family.name == "Qwen3 0.6B")
+    assert f"Qwen3 0.6B: {family.repo}" in text
+    assert "Llama" not in text
+    with pytest.raises(ConfigError, match="no model is called 'qwen3 llama': pyvelo models shows all"):
+        fit.show_fitting("qwen3 llama", "Q4_K_M", "f16", as_json=False)
 
 
 @pytest.mark.parametrize("free", [None, 1 << 22, 0])

@@ -380,6 +380,9 @@ def test_a_context_longer_than_trained_is_named_by_its_option() -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
+        ("help", "help is pyvelo --help here"),
+        ("show a.gguf", "show is pyvelo info here"),
+        ("remove a.gguf", "remove is pyvelo rm here"),
         ("run hi --temp 0.5", "--temp is --temperature here"),
         ("chat --temp=0.5", "--temp is --temperature here"),
         ("run hi --n-ctx 64", "--n-ctx is --ctx here"),
