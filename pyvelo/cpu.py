@@ -12,7 +12,7 @@ __all__ = ["REBUILD", "check_cpu", "cpu_flags", "missing_flags"]
 NEEDED = Path(__file__).parent / "native" / "lib" / "cpu-flags.txt"
 """Linux's names of instruction sets, a line each; none of a portable build."""
 CPUINFO = Path("/proc/cpuinfo")
-REBUILD = "pip install --force-reinstall --no-cache-dir"
+REBUILD = "pip install --force-reinstall --no-cache-dir FOLDER"
 
 
 def check_cpu(needed: Path = NEEDED, cpuinfo: Path = CPUINFO) -> None:
@@ -25,7 +25,8 @@ def check_cpu(needed: Path = NEEDED, cpuinfo: Path = CPUINFO) -> None:
     if missing:
         raise LibraryError(
             f"pyvelo was built for another processor: this one lacks {', '.join(missing)}. Build it on this "
-            f"machine ({REBUILD}), or for every processor (pip install -C cmake.define.PYVELO_PORTABLE=ON)"
+            f"machine from the source in a folder ({REBUILD}), or for every processor "
+            "(pip install -C cmake.define.PYVELO_PORTABLE=ON FOLDER)"
         )
 
 

@@ -116,7 +116,7 @@ def _instructions() -> Finding:
         "instructions",
         "note",
         text,
-        f"{REBUILD} pyvelo builds it for this processor; in a checkout, name its folder",
+        f"{REBUILD} builds it for this processor from the source in FOLDER",
     )
 
 

@@ -106,6 +106,8 @@ def code_of(error: VeloError, message: str) -> int:
 
 def without_prefix(message: str) -> str:
     """Return a complaint of a parser with its option once, and without the name of the exception."""
+    message = re.sub(r": Input should be a valid (integer|number), .*", r": give a \1", message)
+    message = message.replace("a integer", "an integer")
     return re.sub(r"^Invalid value for '(--[\w-]+)'.*?: Value error, (?:\1 )?", r"\1 ", message)
 
 

@@ -176,9 +176,9 @@ def system_text(machine: Mapping[str, Any]) -> str:
 def _cores(machine: Mapping[str, Any]) -> Iterator[str]:
     cores, fast = machine["cores"], machine["performance_cores"]
     if cores is not None:
-        yield f"{cores} cores" if fast == cores else f"{cores} cores ({fast} of them performance cores)"
+        yield count(cores, "core") + ("" if fast == cores else f" ({fast} of them performance cores)")
     if machine["cpus"] != cores:
-        yield f"{machine['cpus']} CPUs"
+        yield count(machine["cpus"], "CPU")
     if machine["cpu_quota"] is not None:
         yield f"a quota of {machine['cpu_quota']:g} CPUs"
 

@@ -29,6 +29,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
+from pyvelo.cpu import NEEDED
 from pyvelo.kv.types import KVType
 from scripts._common import ScriptError, run_main
 from scripts.bench import batched, engine
@@ -217,12 +218,20 @@ def show(results: list[Result], costs: dict[int, float], plan: Plan) -> None:
         print(f"\nCost of a step with several sequences over one: {told}.")
 
 
+def built_for() -> str:
+    """Return the processor for which the imported PyVelo is built, one of `PROCESSORS`."""
+    flags = NEEDED.read_text(encoding="ascii").split() if NEEDED.exists() else []
+    if not flags or "avx512f" in flags:
+        return "native"
+    return "avx-vnni" if "avx_vnni" in flags else "avx2"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
-    parser.add_argument("--cpu", choices=PROCESSORS, default="avx2", help="what stock is built for")
+    parser.add_argument("--cpu", choices=PROCESSORS, help="what stock is built for; default: as PyVelo")
     parser.add_argument("--stock-bin", type=Path, help="folder of the stock programs; default: built here")
     parser.add_argument(
         "--ik-bin", type=Path, help="folder of ik_llama.cpp's programs; default: without them"
@@ -244,7 +253,7 @@ def main() -> int:
     given = parser.parse_args()
     plan = Plan(
         model=(given.model or default_model()).resolve(),
-        stock_bin=given.stock_bin or build_stock(LIBRARIES + TOOLS, PROCESSORS[given.cpu]),
+        stock_bin=given.stock_bin or build_stock(LIBRARIES + TOOLS, PROCESSORS[given.cpu or built_for()]),
         threads=given.threads,
         prompt=given.prompt,
         tokens=given.tokens,
@@ -252,6 +261,12 @@ def main() -> int:
     )
     cases = [case for case in CASES if case.depth in given.depth]
     ik_bin = given.ik_bin and given.ik_bin.resolve()
+    for folder in filter(None, (plan.stock_bin, ik_bin)):
+        for program in ("llama-bench", "llama-batched-bench"):
+            if not (folder / program).exists():
+                raise ScriptError(f"{folder} has no {program}")
+    if given.rounds < 1:
+        raise ScriptError(f"--rounds {given.rounds}: give 1 or more")
     results = [race(plan, ik_bin, case, given.rounds) for case in cases]
     costs = step_costs(plan, given.rounds) if 0 in given.depth else {}
     if given.json:

@@ -50,6 +50,9 @@ def test_wrong_options_have_their_own_code(error: VeloError, code: int) -> None:
 def test_a_parser_names_an_option_once() -> None:
     assert without_prefix("Invalid value for '--a': Value error, --a 'x': give 1") == "--a 'x': give 1"
     assert without_prefix("Invalid value for '--a' / '-b': Value error, 'x' is none") == "--a 'x' is none"
+    for kind, meant in (("integer", "an integer"), ("number", "a number")):
+        told = f"Invalid value for '--a': Input should be a valid {kind}, unable to parse string as {meant}"
+        assert without_prefix(told) == f"Invalid value for '--a': give {meant}"
     assert without_prefix("No such option: --bad") == "No such option: --bad"
 
 
