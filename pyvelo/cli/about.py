@@ -24,7 +24,7 @@ CachedName = Annotated[
     ),
 ]
 Yes = Annotated[bool, Option("-y", "--yes", help="Do not ask before.")]
-FamilyName = Annotated[
+FamilyWords = Annotated[
     list[str] | None,
     Argument(metavar="[NAME]...", help="Words of the names to show; all models without.", show_default=False),
 ]
@@ -79,7 +79,7 @@ def rm(model: CachedName, yes: Yes = False, as_json: opt.Json = False) -> int:
 
 
 def models(
-    name: FamilyName = None,
+    words: FamilyWords = None,
     quant: Quant = "Q4_K_M",
     kv_type: opt.KVTypeOption = "f16",
     as_json: opt.Json = False,
@@ -87,7 +87,7 @@ def models(
     """Show which well-known models fit this machine, and how fast they can be."""
     from pyvelo.cli.fit import show_fitting
 
-    return show_fitting(" ".join(name or ()), quant, kv_type, as_json=as_json)
+    return show_fitting(" ".join(words or ()), quant, kv_type, as_json=as_json)
 
 
 def doctor(as_json: opt.Json = False) -> int:

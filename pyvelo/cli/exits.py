@@ -106,8 +106,7 @@ def code_of(error: VeloError, message: str) -> int:
 
 def without_prefix(message: str) -> str:
     """Return a complaint of a parser with its option once, and without the name of the exception."""
-    message = re.sub(r": Input should be a valid (integer|number), .*", r": give a \1", message)
-    message = message.replace("a integer", "an integer")
+    message = re.sub(r": Input should be .*, unable to parse string as (an? \w+)", r": give \1", message)
     return re.sub(r"^Invalid value for '(--[\w-]+)'.*?: Value error, (?:\1 )?", r"\1 ", message)
 
 

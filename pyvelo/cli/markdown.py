@@ -65,6 +65,7 @@ def _parser() -> MarkdownIt:
 
     parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
     parser.inline.ruler.before("escape", "no_markup", _no_markup)
+    parser.parse("x")  # compiles the rules, which two threads must not do at once
     return parser
 
 

@@ -178,7 +178,8 @@ class RichScreen:
             self._print(settled)
             self._follows = False
             self._text = rest
-        self._enough = len(self._text) + self._console.width // 2
+        # all tries for a long block that cannot be split take no more time than drawing it a few times
+        self._enough = len(self._text) + max(self._console.width // 2, len(self._text) // 4)
 
     def finish(self) -> None:
         """See `Screen.finish`."""
@@ -221,7 +222,7 @@ class RichScreen:
             self._follows = True
 
     def _end_block(self) -> None:
-        rest, self._text = self._text, ""
+        rest, self._text, self._enough = self._text, "", 0
         self._print(rest)
 
     def _separate(self) -> None:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["split_settled"]
 
 KEPT = 3  # rows at the end that may change: a word grows, or the next line makes a heading or a table of them
-_OPENING = re.compile(
-    r"`|~~|\*\*(?=\S)|(?<![A-Za-z0-9_)\]*])\*(?=\S)|(?<!\w)_(?=\S)"
-)  # later text may close it
+# marks that later text may close
+_OPENING = re.compile(r"`|~~|\*\*(?=\S)|(?<![A-Za-z0-9_)\]*])\*(?=\S)|(?<!\w)_(?=\S)")
 _WORD = re.compile(r"\S*(?:[ \t]*\n|[ \t]+)?")
 
 
@@ -40,10 +39,10 @@ def split_settled(
     for cut in _cuts(text, drawn):
         fence = opening_fence(text[:cut]) if is_markdown else ""
         head, tail = text[:cut] + closing_fence(fence), fence + text[cut:]
-        with_next_word = text[
-            : next(_WORD.finditer(text, cut)).end()
-        ]  # if markup leaves it, it may fit the row
-        if not (is_markdown and _may_change(with_next_word)) and rows(head) + rows(tail) == whole:
+        after_word = next(_WORD.finditer(text, cut)).end()  # the next word may fit the row without its marks
+        if is_markdown and _may_change(text[:after_word]):
+            continue
+        if rows(head) + rows(tail) == whole:
             return head, tail
     return "", text
 
