@@ -5,7 +5,8 @@
     python scripts/bench/build_ik.py ../ik_llama.cpp
     python scripts/bench/laptop.py --ik-bin ../ik_llama.cpp/build-avx2/bin
 
-Runs the PyVelo that this Python imports. Measures prompts, one sequence and several that decode at once, and
+Runs the PyVelo that this Python imports; the second command replaces the library of the checkout. A build for
+AVX-VNNI has -DGGML_AVX_VNNI=ON, too. Measures prompts, one sequence and several that decode at once, and
 decoding behind a long context. The programs take turns, each time in a new process; a ratio is the median
 over the rounds. ik_llama.cpp packs the weights when it loads them (-rtr), as PyVelo does in its first step;
 its programs measure no prompt behind a context. The default model is bench/engine.py's.
