@@ -26,24 +26,40 @@ __all__ = [
 ]
 
 
-def cached_names(incomplete: str) -> list[str]:
-    """Return the names of the models in the cache that begin with a text."""
+def one_of(find: Callable[[], Iterable[object]]) -> Callable[[str], list[str]]:
+    """Return a function that offers the values that begin with a text; `find` imports and returns them."""
+
+    def offer(incomplete: str) -> list[str]:
+        try:
+            return [str(value) for value in find() if str(value).startswith(incomplete)]
+        except (ImportError, VeloError, OSError):
+            return []
+
+    return offer
+
+
+def _cached_names() -> Iterable[object]:
     from pyvelo.models.hub import cached_models
 
-    try:
-        return [model.name for model in cached_models() if model.name.startswith(incomplete)]
-    except (VeloError, OSError):
-        return []
+    return [model.name for model in cached_models()]
 
 
-def chats(incomplete: str) -> list[str]:
-    """Return the names of kept chats that begin with a text."""
-    try:
-        from pyvelo.cli.chat_session import session_names
+def _chats() -> Iterable[object]:
+    from pyvelo.cli.chat_session import session_names
 
-        return [name for name in session_names() if name.startswith(incomplete)]
-    except (ImportError, VeloError, OSError):
-        return []
+    return session_names()
+
+
+def _quantizations() -> Iterable[object]:
+    from pyvelo.models.families import QUANTIZATIONS
+
+    return QUANTIZATIONS
+
+
+cached_names = one_of(_cached_names)
+chats = one_of(_chats)
+quantizations = one_of(_quantizations)
+"""Names of the models in the cache, names of kept chats, and quantizations that begin with a text."""
 
 
 def model_names(incomplete: str) -> list[str]:
@@ -58,15 +74,6 @@ def models_and_rows(incomplete: str) -> list[str]:
     """Return what `model_names` returns, and files of rows that begin with a text."""
     files = glob.glob(f"{glob.escape(incomplete)}*.jsonl")
     return [*sorted(files), *model_names(incomplete)]
-
-
-def one_of(find: Callable[[], Iterable[object]]) -> Callable[[str], list[str]]:
-    """Return a function that offers the values that begin with a text; `find` imports and returns them."""
-
-    def offer(incomplete: str) -> list[str]:
-        return [str(value) for value in find() if str(value).startswith(incomplete)]
-
-    return offer
 
 
 def block_sizes() -> Iterable[object]:
@@ -96,10 +103,3 @@ def kv_types(incomplete: str) -> list[str]:
 
     before, comma, begun = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in KV_TYPES if name.startswith(begun)]
-
-
-def quantizations(incomplete: str) -> list[str]:
-    """Return quantizations that begin with a text."""
-    from pyvelo.models.families import QUANTIZATIONS
-
-    return [name for name in QUANTIZATIONS if name.startswith(incomplete)]

@@ -112,12 +112,8 @@ def _instructions() -> Finding:
     if not unused:
         return Finding("instructions", "ok", text)
     text += f"; this processor also has {', '.join(unused)}"
-    return Finding(
-        "instructions",
-        "note",
-        text,
-        f"{REBUILD} builds it for this processor from the source in FOLDER",
-    )
+    remedy = f"{REBUILD} builds it for this processor from the source in FOLDER"
+    return Finding("instructions", "note", text, remedy)
 
 
 def _gpus(machine: Mapping[str, Any]) -> Finding:
@@ -190,5 +186,5 @@ def _sessions() -> Iterator[Finding]:
     except OSError as error:
         yield Finding("chats", "problem", explain(error), "see to that folder")
         return
-    text = f"{count(len(names), 'chat')} of --session in {sessions_folder()}"
-    yield Finding("chats", "ok", ": ".join([text, *([", ".join(names)] if names else [])]))
+    named = f": {', '.join(names)}" if names else ""
+    yield Finding("chats", "ok", f"{count(len(names), 'chat')} of --session in {sessions_folder()}{named}")

@@ -160,7 +160,6 @@ class RichScreen:
         done, self._text = split_blocks(self._text + visible(text))
         if done:
             self._print(done)
-            self._enough = 0
         self._settle()
         if self._live is None and self._text.strip():
             self._separate()
@@ -169,10 +168,10 @@ class RichScreen:
 
     def _settle(self) -> None:
         """Print the beginning of the block for good, if enough was added to it since the last try."""
-        from pyvelo.cli.settled import split_settled
-
         if len(self._text) < self._enough:
             return
+        from pyvelo.cli.settled import split_settled
+
         settled, rest = split_settled(self._text, self._drawn, self._console, is_markdown=not self._reasons)
         if settled:
             self._print(settled)
@@ -216,13 +215,14 @@ class RichScreen:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._enough = 0
         if text.strip():
             self._separate()
             self._console.print(self._drawn(text))
             self._follows = True
 
     def _end_block(self) -> None:
-        rest, self._text, self._enough = self._text, "", 0
+        rest, self._text = self._text, ""
         self._print(rest)
 
     def _separate(self) -> None:

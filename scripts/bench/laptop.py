@@ -252,6 +252,12 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if given.rounds < 1:
+        raise ScriptError(f"--rounds {given.rounds}: give 1 or more")
+    for folder in filter(None, (given.stock_bin, given.ik_bin)):
+        for program in ("llama-bench", "llama-batched-bench"):
+            if not (folder / program).exists():
+                raise ScriptError(f"{folder} has no {program}")
     plan = Plan(
         model=(given.model or default_model()).resolve(),
         stock_bin=given.stock_bin or build_stock(LIBRARIES + TOOLS, PROCESSORS[given.cpu or built_for()]),
@@ -262,12 +268,6 @@ def main() -> int:
     )
     cases = [case for case in CASES if case.depth in given.depth]
     ik_bin = given.ik_bin and given.ik_bin.resolve()
-    for folder in filter(None, (plan.stock_bin, ik_bin)):
-        for program in ("llama-bench", "llama-batched-bench"):
-            if not (folder / program).exists():
-                raise ScriptError(f"{folder} has no {program}")
-    if given.rounds < 1:
-        raise ScriptError(f"--rounds {given.rounds}: give 1 or more")
     results = [race(plan, ik_bin, case, given.rounds) for case in cases]
     costs = step_costs(plan, given.rounds) if 0 in given.depth else {}
     if given.json:

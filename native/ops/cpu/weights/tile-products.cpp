@@ -209,8 +209,7 @@ constexpr void (*multiply_rows[])(const part<Layout, Lines> &, const row_of<Layo
 int64_t passes_of(int64_t n_rows) { return (n_rows + MOST_ROWS - 1) / MOST_ROWS; }
 int64_t prefetching(int64_t n_rows) { return std::min<int64_t>(passes_of(n_rows), PREFETCHING); } // of the passes
 
-// Returns the share of the first of the passes that prefetch the weights at `w`: none of null, and none of a single
-// pass, whose lines prefetch line by line what follows them.
+// Returns the share of the first of the passes that prefetch the weights at `w`; nothing if `w` is null.
 template <class Layout> later_weights first_share(const char * w, int64_t n_passes) {
     constexpr int64_t GROUP_BYTES = Layout::BYTES / Layout::GROUPS;
     return w ? later_weights{w, (GROUP_BYTES + n_passes - 1) / n_passes} : later_weights();
