@@ -10,7 +10,15 @@ import sys
 import termios
 import threading
 from collections.abc import Mapping, Sequence
+from unittest.mock import patch
 
+import pyte
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from rich.console import Console
+
+from pyvelo.cli.screen import RichScreen
 from tests import forks
 
 PYVELO = (sys.executable, "-m", "pyvelo.cli")
@@ -27,6 +35,24 @@ def drain(master: int) -> bytes:
         if not piece:
             return shown
         shown += piece
+
+
+def rows_of(output: str, columns: int, rows: int) -> list[str]:
+    """All rows of a terminal of this size after an output, with those that have left its screen."""
+    screen = pyte.HistoryScreen(columns, rows, history=10_000)
+    pyte.Stream(screen).feed(output)
+    gone = ("".join(row[column].data for column in range(columns)) for row in screen.history.top)
+    return [row.rstrip() for row in (*gone, *screen.display)]
+
+
+def screen_on(terminal: Console) -> RichScreen:
+    """The screen of a chat that draws on a console."""
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=DummyOutput()),
+        patch("pyvelo.cli.screen.make_console", lambda: terminal),
+    ):
+        return RichScreen(history=False)
 
 
 def in_a_terminal(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 
-import pyte
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from pyvelo.cli.growing import Growing
+
+from .ptys import rows_of
 
 HEIGHT = 30
 
@@ -27,10 +28,7 @@ def drawn(text: str, widths: tuple[int, int], screen_width: int) -> list[str]:
             console.width = width
             growing.refresh()
     console.print("below")
-    screen = pyte.HistoryScreen(screen_width, HEIGHT, history=1000)
-    pyte.Stream(screen).feed(file.getvalue().replace("\n", "\r\n"))
-    gone = ("".join(row[column].data for column in range(screen_width)) for row in screen.history.top)
-    return [row.rstrip() for row in (*gone, *screen.display) if row.strip()]
+    return [row for row in rows_of(file.getvalue().replace("\n", "\r\n"), screen_width, HEIGHT) if row]
 
 
 @pytest.mark.parametrize("widths", [(60, 25), (60, 31), (60, 59), (60, 60)])

@@ -6,20 +6,15 @@ import io
 import re
 import sys
 
-import pyte
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from prompt_toolkit.application import create_app_session
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 from rich.segment import Segment
 
 from pyvelo.cli.markdown import LastRows, last_lines, make_markdown, split_blocks
-from pyvelo.cli.screen import RichScreen
 
-from .ptys import in_a_terminal
+from .ptys import in_a_terminal, rows_of, screen_on
 
 
 def drawn(text: str, width: int = 400) -> str:
@@ -162,10 +157,8 @@ def test_a_block_longer_than_the_screen_moves_on(start: str, end: str) -> None:
     growing, _ = shown.decode().split("BETWEEN")
     assert all(f"line{number}" in growing for number in range(60))
     assert "..." not in growing
-    screen = pyte.HistoryScreen(120, 12, history=1000)
-    pyte.Stream(screen).feed(shown.decode().replace("BETWEEN", ""))
-    gone = ["".join(row[column].data for column in range(120)) for row in screen.history.top]
-    numbers = re.findall(r"line(\d+)", "\n".join([*gone, *screen.display]))
+    rows = rows_of(shown.decode().replace("BETWEEN", ""), 120, 12)
+    numbers = re.findall(r"line(\d+)", "\n".join(rows))
     assert numbers == [str(number) for number in range(60)]
 
 
@@ -188,27 +181,24 @@ ANSWER = (
 )
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, pieces: list[str], reasoning: str = "") -> list[str]:
+def printed(pieces: list[str], reasoning: str = "") -> list[str]:
     """Return the rows that stay on the screen of a chat after an answer."""
     console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
-    monkeypatch.setattr("pyvelo.cli.screen.make_console", lambda: console)
-    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        screen = RichScreen(history=False)
+    screen = screen_on(console)
     if reasoning:
         screen.show_reasoning(reasoning)
     for piece in pieces:
         screen.show(piece)
     screen.finish()
     assert isinstance(console.file, io.StringIO)
-    terminal = pyte.Screen(40, 60)
-    pyte.Stream(terminal).feed(console.file.getvalue().replace("\n", "\r\n"))
-    return "\n".join(row.rstrip() for row in terminal.display).rstrip().split("\n")
+    rows = rows_of(console.file.getvalue().replace("\n", "\r\n"), 40, 60)
+    return "\n".join(rows).rstrip().split("\n")
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
-def test_an_empty_line_separates_the_blocks_of_an_answer(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_an_empty_line_separates_the_blocks_of_an_answer(size: int) -> None:
     pieces = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
-    rows = printed(monkeypatch, pieces)
+    rows = printed(pieces)
     blocks = re.split(r"\n\n+", "\n".join(rows))
     assert [block.split()[0] for block in blocks] == [
         "One.",
@@ -221,7 +211,7 @@ def test_an_empty_line_separates_the_blocks_of_an_answer(monkeypatch: pytest.Mon
         "-" * 40,
         "End.",
     ]
-    assert printed(monkeypatch, pieces, "First.\n\nThen.\n\n")[:5] == ["First.", "", "Then.", "", "One."]
+    assert printed(pieces, "First.\n\nThen.\n\n")[:5] == ["First.", "", "Then.", "", "One."]
 
 
 def test_a_block_alone_has_no_empty_line_around_it() -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import io
-from unittest.mock import patch
 
-import pyte
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from prompt_toolkit.application import create_app_session
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 from rich.text import Text
 
 from pyvelo.cli.markdown import make_markdown, split_blocks
-from pyvelo.cli.screen import RichScreen
 from pyvelo.cli.settled import split_settled
+
+from .ptys import rows_of, screen_on
 
 WIDTH = 30
 
@@ -69,12 +65,11 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=WIDTH, height=12, force_terminal=True, color_system=None)
 
 
-def shown(output: str) -> list[str]:
-    """The rows of a terminal, from the first one that was ever printed."""
-    screen = pyte.HistoryScreen(WIDTH, 12, history=10_000)
-    pyte.Stream(screen).feed(output.replace("\n", "\r\n"))
-    gone = ["".join(row[column].data for column in range(WIDTH)) for row in screen.history.top]
-    return "\n".join(row.rstrip() for row in (*gone, *screen.display)).rstrip().split("\n")
+def shown(terminal: Console) -> list[str]:
+    """The rows of a terminal, from the first one that was ever printed to the last one that is not empty."""
+    assert isinstance(terminal.file, io.StringIO)
+    rows = rows_of(terminal.file.getvalue().replace("\n", "\r\n"), WIDTH, 12)
+    return "\n".join(rows).rstrip().split("\n")
 
 
 def at_once(text: str) -> list[str]:
@@ -88,26 +83,19 @@ def at_once(text: str) -> list[str]:
                 whole.print()
             whole.print(make_markdown(block))
             follows = True
-    assert isinstance(whole.file, io.StringIO)
-    return shown(whole.file.getvalue())
+    return shown(whole)
 
 
 def streamed(text: str, size: int) -> list[str]:
     """The rows of an answer that came in pieces, with what was drawn anew in between."""
     terminal = console()
-    with (
-        create_pipe_input() as keys,
-        create_app_session(input=keys, output=DummyOutput()),
-        patch("pyvelo.cli.screen.make_console", lambda: terminal),
-    ):
-        screen = RichScreen(history=False)
+    screen = screen_on(terminal)
     for at in range(0, len(text), size):
         screen.show(text[at : at + size])
         if screen._live is not None:
             screen._live.refresh()
     screen.finish()
-    assert isinstance(terminal.file, io.StringIO)
-    return shown(terminal.file.getvalue())
+    return shown(terminal)
 
 
 @settings(deadline=None, max_examples=60)
