@@ -38,7 +38,7 @@ def drain(master: int) -> bytes:
 
 
 def rows_of(output: str, columns: int, rows: int) -> list[str]:
-    """All rows of a terminal of this size after an output, with those that have left its screen."""
+    """All rows of a terminal of this size after an output: first the ones that have left its screen."""
     screen = pyte.HistoryScreen(columns, rows, history=10_000)
     pyte.Stream(screen).feed(output)
     gone = ("".join(row[column].data for column in range(columns)) for row in screen.history.top)
