@@ -53,6 +53,13 @@ struct llama_context_deleter {
 // idle -> running -> idle, or running -> cancelled -> idle. A cancel between two runs has no effect.
 enum run_phase : int { RUN_IDLE, RUN_RUNNING, RUN_CANCELLED };
 
+// What work on one row of logits needs, reused for the next.
+struct row_buffers {
+    std::vector<float>     logits;
+    std::vector<candidate> best;
+    velo::drawer           drawer;
+};
+
 } // namespace velo
 
 struct velo_context {
@@ -72,10 +79,7 @@ struct velo_context {
 
     velo_timings timings{};
 
-    // buffers of velo_sample and velo_logprobs, reused for every row
-    std::vector<float>           logits;
-    std::vector<velo::candidate> best;
-    velo::drawer                 drawer;
+    std::vector<velo::row_buffers> rows; // of velo_sample and velo_logprobs, one for each thread
 };
 
 struct velo_embedder {

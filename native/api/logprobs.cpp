@@ -1,6 +1,7 @@
 // Log probabilities of tokens over the whole vocabulary.
 #include "guard.hpp"
 #include "handles.hpp"
+#include "row-team.hpp"
 #include "timer.hpp"
 
 #include "llama-paged.h"
@@ -11,12 +12,12 @@
 namespace {
 
 // Write the k most likely tokens; -1 for the rest if fewer tokens have a probability above 0.
-void write_top(velo_context & context, const float * logits, double mass, int32_t k, int32_t * tokens,
-               float * logprobs) {
-    velo::find_best(logits, context.n_vocab, k, context.best);
-    std::sort(context.best.begin(), context.best.end(), velo::is_better);
-    context.best.resize(static_cast<size_t>(k), {-INFINITY, -1});
-    for (const velo::candidate & token : context.best) {
+void write_top(const float * logits, int32_t n_vocab, double mass, int32_t k, std::vector<velo::candidate> & best,
+               int32_t * tokens, float * logprobs) {
+    velo::find_best(logits, n_vocab, k, best);
+    std::sort(best.begin(), best.end(), velo::is_better);
+    best.resize(static_cast<size_t>(k), {-INFINITY, -1});
+    for (const velo::candidate & token : best) {
         *tokens++   = token.id;
         *logprobs++ = static_cast<float>(static_cast<double>(token.value) - mass);
     }
@@ -35,22 +36,26 @@ velo_status velo_logprobs(velo_context * context, const int32_t * rows, const in
         velo::check_range("k", k, 0, context->n_vocab);
         velo::check_array(top_tokens, k > 0 ? n : 0, "top_tokens");
         velo::check_array(top_logprobs, k > 0 ? n : 0, "top_logprobs");
+        std::vector<const float *> logits; // of each row
         for (int32_t i = 0; i < n; ++i) {
             velo::check_range("a token", tokens[i], 0, context->n_vocab - 1);
-            const float * logits = llama_paged_logits(context->llama.get(), rows[i]);
-            if (!logits) {
+            logits.push_back(llama_paged_logits(context->llama.get(), rows[i]));
+            if (!logits.back()) {
                 velo::fail(VELO_INVALID, "%s", llama_paged_error());
             }
-            const velo::top_logit top = velo::find_top(logits, context->n_vocab);
+        }
+        velo::for_rows(*context, n, true, [&](int32_t i, velo::row_buffers & buffers) {
+            const float *         row = logits[static_cast<size_t>(i)];
+            const velo::top_logit top = velo::find_top(row, context->n_vocab);
             if (!top.computable) {
                 velo::fail(VELO_FAILED, "the logits hold a NaN or an infinity: the model or its weights are damaged");
             }
-            const double mass = velo::log_sum(logits, context->n_vocab, top.max);
-            logprobs[i]       = static_cast<float>(static_cast<double>(logits[tokens[i]]) - mass);
+            const double mass = velo::log_sum(row, context->n_vocab, top.max);
+            logprobs[i]       = static_cast<float>(static_cast<double>(row[tokens[i]]) - mass);
             if (k > 0) {
                 const ptrdiff_t at = static_cast<ptrdiff_t>(i) * k;
-                write_top(*context, logits, mass, k, top_tokens + at, top_logprobs + at);
+                write_top(row, context->n_vocab, mass, k, buffers.best, top_tokens + at, top_logprobs + at);
             }
-        }
+        });
     });
 }

@@ -1,6 +1,7 @@
 // Samplers: parameters and token counts of one sequence. Bias and penalties change only the logits of a few tokens.
 #include "guard.hpp"
 #include "handles.hpp"
+#include "row-team.hpp"
 #include "timer.hpp"
 
 #include "llama-paged.h"
@@ -86,11 +87,12 @@ void adjust(const velo_sampler & sampler, float * logits) {
 // takes back.
 class adjusted_logits {
 public:
-    adjusted_logits(velo_context & context, const velo_sampler & sampler, float * logits) : logits_(logits) {
+    adjusted_logits(const velo_sampler & sampler, float * logits, int32_t n_vocab, std::vector<float> & copy)
+        : logits_(logits) {
         if (!sampler.mask.empty()) {
-            context.logits.assign(logits, logits + context.n_vocab);
-            logits_ = context.logits.data();
-            apply_mask(sampler.mask, logits_, context.n_vocab);
+            copy.assign(logits, logits + n_vocab);
+            logits_ = copy.data();
+            apply_mask(sampler.mask, logits_, n_vocab);
         }
         for (const llama_logit_bias & bias : sampler.bias) {
             keep(bias.token);
@@ -117,10 +119,11 @@ private:
     std::vector<llama_logit_bias> kept_; // tokens and their logits before
 };
 
-velo_status sample_row(velo_context & context, velo_sampler & sampler, float * raw, int32_t & token) {
-    const adjusted_logits adjusted(context, sampler, raw);
+velo_status sample_row(velo_sampler & sampler, float * raw, int32_t n_vocab, velo::row_buffers & buffers,
+                       int32_t & token) {
+    const adjusted_logits adjusted(sampler, raw, n_vocab, buffers.logits);
     const float *         logits = adjusted.data();
-    const velo::top_logit best   = velo::find_top(logits, context.n_vocab);
+    const velo::top_logit best   = velo::find_top(logits, n_vocab);
     if (!best.computable) {
         token = -1;
         return velo::report(VELO_FAILED,
@@ -133,12 +136,17 @@ velo_status sample_row(velo_context & context, velo_sampler & sampler, float * r
     } else {
         const velo_sampler_params & p = sampler.params;
         const double                u = static_cast<double>(sampler.random() >> 11) * 0x1p-53;
-        token = context.drawer.draw(logits, context.n_vocab, best.max, {p.temperature, p.top_k, p.top_p, p.min_p}, u);
+        token = buffers.drawer.draw(logits, n_vocab, best.max, {p.temperature, p.top_k, p.top_p, p.min_p}, u);
     }
     if (sampler.counts) {
         ++sampler.seen[token];
     }
     return VELO_OK;
+}
+
+template <class T> bool are_distinct(std::vector<T> items) {
+    std::sort(items.begin(), items.end());
+    return std::adjacent_find(items.begin(), items.end()) == items.end();
 }
 
 } // namespace
@@ -230,8 +238,11 @@ velo_status velo_sample(velo_context * context, const int32_t * rows, velo_sampl
                 velo::fail(VELO_INVALID, "%s", llama_paged_error());
             }
         }
-        for (int32_t i = 0; i < n; ++i) {
-            statuses[i] = sample_row(*context, *samplers[i], logits[i], tokens[i]);
-        }
+        // a sampler that occurs twice draws in order, and each changes its row for a while
+        const bool apart = are_distinct(logits) && are_distinct(std::vector<velo_sampler *>(samplers, samplers + n));
+        velo::for_rows(*context, n, apart, [&](int32_t i, velo::row_buffers & buffers) {
+            statuses[i] =
+                sample_row(*samplers[i], logits[static_cast<size_t>(i)], context->n_vocab, buffers, tokens[i]);
+        });
     });
 }

@@ -172,10 +172,10 @@ static llama_memory_context_ptr states_context(llama_context & ctx, llama_paged 
 
 // -- running
 
-// Copy the logits of the output tokens after the n_done rows of earlier ubatches. Most graphs compute only the outputs'
-// rows; cogvlm's computes all rows.
-static void copy_logits(llama_context & ctx, llm_graph_result & result, const llama_ubatch & ub, int32_t t0,
-                        int32_t n_done) {
+// Number the output tokens from n_done on, and copy their logits to the context's. Those of a step of one ubatch may
+// stay in their graph: return where they are. Most graphs compute only the outputs' rows; cogvlm's computes all rows.
+static float * take_logits(llama_context & ctx, llm_graph_result & result, const llama_ubatch & ub,
+                           const ubatch_range & p, bool only, int32_t n_done) {
     ggml_tensor * logits = result.get_logits();
     if (!logits) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, "the graph of the model computes no logits");
@@ -185,7 +185,8 @@ static void copy_logits(llama_context & ctx, llm_graph_result & result, const ll
     uint8_t *            to       = reinterpret_cast<uint8_t *>(access::logits(ctx)) + n_done * row;
     const uint32_t       n_wanted = access::n_outputs(ctx);
     const bool           all      = logits->ne[1] != (int64_t) n_wanted;
-    if (!all && n_wanted > 0) {
+    const bool           stay     = only && !all && n_wanted > 0 && ggml_backend_buffer_is_host(logits->buffer);
+    if (!all && !stay && n_wanted > 0) {
         ggml_backend_tensor_get_async(backend, logits, to, 0, n_wanted * row);
     }
     for (uint32_t i = 0; i < ub.n_tokens; ++i) {
@@ -196,8 +197,9 @@ static void copy_logits(llama_context & ctx, llm_graph_result & result, const ll
             ggml_backend_tensor_get_async(backend, logits, to, i * row, row);
             to += row;
         }
-        access::output_ids(ctx)[t0 + i] = n_done++;
+        access::output_ids(ctx)[p.t0 + i] = n_done++;
     }
+    return stay ? static_cast<float *>(logits->data) : access::logits(ctx);
 }
 
 // Clears all recurrent states at its end, unless their graph has run.
@@ -212,9 +214,9 @@ struct clear_unless_done {
     }
 };
 
-// Run one ubatch and return its number of outputs.
+// Run one ubatch, after n_done outputs of earlier ones, and return its number of outputs. `logits` are all outputs'.
 static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p,
-                          int32_t n_done) {
+                          int32_t n_done, float *& logits) {
     set_step(paged, b, p);
     const llama_ubatch ub = make_ubatch(paged, b, p);
 
@@ -241,7 +243,7 @@ static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_
         }
     }
     states.done = true;
-    copy_logits(ctx, *result, ub, p.t0, n_done);
+    logits      = take_logits(ctx, *result, ub, p, p.t1 - p.t0 == b.n_tokens, n_done);
     if (own) {
         ctx.synchronize(); // the graph uses the memory context, which is freed here
     }
@@ -296,15 +298,18 @@ struct step_scope {
 
 static void decode(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b) {
     paged_check_batch(ctx, paged, b);
+    paged.logits = nullptr; // until the step has succeeded
     access::begin(ctx, b.n_tokens, paged_count_outputs(b));
 
     const step_scope scope{paged.step};
     const int32_t    n_ubatch = ctx.get_cparams().n_ubatch;
     int32_t          n_done   = 0;
+    float *          logits   = nullptr;
     for (const ubatch_range & p : paged.states ? split_by_length(b, n_ubatch) : split_by_tokens(b, n_ubatch)) {
-        n_done += run_ubatch(ctx, paged, b, p, n_done);
+        n_done += run_ubatch(ctx, paged, b, p, n_done, logits);
     }
     access::n_outputs(ctx) = n_done;
+    paged.logits           = logits;
 }
 
 llama_paged_status llama_decode_paged(llama_context * ctx, const llama_paged_batch * batch) {
@@ -332,12 +337,12 @@ float * llama_paged_logits(llama_context * ctx, int32_t row) {
             ctx->synchronize();
             paged.computing = false;
         }
-        const int32_t n_outputs = (int32_t) access::n_outputs(*ctx);
+        const int32_t n_outputs = paged.logits ? (int32_t) access::n_outputs(*ctx) : 0;
         if (row < 0 || row >= n_outputs) {
             paged_fail(LLAMA_PAGED_INVALID, "row " + std::to_string(row) + " is not one of the " +
                                                 std::to_string(n_outputs) + " outputs of the last step");
         }
-        logits = access::logits(*ctx) + (int64_t) row * ctx->get_model().vocab.n_tokens();
+        logits = paged.logits + (int64_t) row * ctx->get_model().vocab.n_tokens();
     });
     return status == LLAMA_PAGED_OK ? logits : nullptr;
 }

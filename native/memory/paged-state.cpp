@@ -47,6 +47,16 @@ size_t llama_paged_access::bytes(const llama_kv_cache & cache) {
     return total;
 }
 
+void llama_paged_access::reserve(llama_context & c) {
+    if (c.paged && c.paged->logits && c.paged->logits != c.logits.data) {
+        c.synchronize();
+        std::copy_n(c.paged->logits, (size_t) c.n_outputs * c.model.vocab.n_tokens(), c.logits.data);
+        c.paged->logits = c.logits.data;
+    }
+    c.sched_need_reserve = true;
+    c.sched_reserve();
+}
+
 void llama_paged_access::begin(llama_context & c, int32_t n_tokens, int32_t n_outputs) {
     c.embd_seq.clear();
     c.output_swaps.clear();

@@ -105,7 +105,8 @@ struct llama_paged {
     llama_memory_recurrent *       states = nullptr;
     llama_memory_context_ptr       memory; // serves every step of an attention-only model
     paged_step                     step;
-    bool                           computing = false; // a step's results may still be on their way
+    bool                           computing = false;   // a step's results may still be on their way
+    float *                        logits    = nullptr; // of the last step, here or in its graph; null if it failed
     paged_ubatch_buffers           buffers;
     pool_ahead                     ahead;
     std::unique_ptr<paged_swap>    swap; // null if n_swap_blocks is 0
@@ -136,10 +137,7 @@ struct llama_paged_access {
     static llama_adapter_loras & loras(llama_context & c) { return *c.loras; }
     static void                  forget_graph(llama_context & c) { c.gf_res_prev_active = nullptr; }
     static llm_graph_result *    graph(const llama_context & c) { return c.gf_res_prev_active; }
-    static void                  reserve(llama_context & c) {
-        c.sched_need_reserve = true;
-        c.sched_reserve();
-    }
+    static void                  reserve(llama_context & c); // moves graphs: keeps the logits of the last one
 
     // start a step as llama_decode does
     static void begin(llama_context & c, int32_t n_tokens, int32_t n_outputs);

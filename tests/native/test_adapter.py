@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +15,13 @@ import pytest
 from pyvelo.errors import ClosedError, ConfigError, ModelError, UnsupportedError, VeloError
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.models.lora import AdaptedModel, check_lora
-from pyvelo.native import Adapter, Context, Embedder, Model, adapt
+from pyvelo.native import Adapter, Context, Embedder, Model, StepArrays, adapt
 from pyvelo.native._ffi import check, ffi, lib
 from scripts.models import lora, make
 from tests import forks
-from tests.models.test_lora import GOOD, damaged, write
+from tests.models.test_lora import GOOD, Q, damaged, write
+
+from .steps import Seq, run
 
 
 @pytest.fixture
@@ -27,6 +32,19 @@ def context(model: Model) -> Context:
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("adapter") / "good.gguf", GOOD)
+
+
+@contextlib.contextmanager
+def freed_memory_overwritten() -> Iterator[None]:
+    if sys.platform != "linux":
+        yield
+        return
+    set_option, perturb = ctypes.CDLL(None).mallopt, -6
+    set_option(perturb, 0xA5)
+    try:
+        yield
+    finally:
+        set_option(perturb, 0)
 
 
 def test_load_apply_and_close(model: Model, context: Context, good: Path) -> None:
@@ -41,6 +59,18 @@ def test_load_apply_and_close(model: Model, context: Context, good: Path) -> Non
     assert adapter.closed
     with pytest.raises(ClosedError, match="the adapter 'good' was unloaded"):
         adapt(context, adapter)
+
+
+def test_logits_of_the_last_step_stay(model: Model, context: Context, tmp_path: Path) -> None:
+    arrays = StepArrays(max_tokens=16, max_seqs=1, max_width=2, max_copies=1)
+    run(context, arrays, [(Seq([0]), list(range(16)))])
+    before = context.logits(0)
+    wide = write(tmp_path / "wide.gguf", {Q: ((4096, 256), (256, 4096))})
+    with freed_memory_overwritten():
+        adapt(context, Adapter(model, wide))  # the largest graph takes more memory, so all graphs move
+    np.testing.assert_array_equal(context.logits(0), before)
+    run(context, arrays, [(Seq([1]), list(range(16)))])
+    assert not np.array_equal(context.logits(0), before)
 
 
 def test_the_adapter_of_another_model(context: Context, tiny_model_f32: Path, good: Path) -> None:

@@ -311,6 +311,8 @@ def test_cancel_from_another_thread(long_step: tuple[Context, StepArrays, tuple[
         done.set()
         thread.join()
     n_runs = context.timings.n_runs
+    with pytest.raises(ConfigError, match="row 0"):
+        context.logits(0)
 
     context.cancel()
     context.run(arrays, *counts)  # the same step again, whole

@@ -270,6 +270,58 @@ def test_a_sequence_samples_the_same_tokens_in_any_batch(
     assert together == alone
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.7, 2.0]),
+            st.sampled_from([0, 1, 5]),
+            st.sampled_from([1.0, 0.8]),
+            st.sampled_from([1.0, 1.3]),
+            st.integers(0, 3),
+        ),
+        min_size=6,
+        max_size=6,
+    ),
+    st.permutations(range(6)),
+    st.sampled_from([1, 2, 3, 8]),
+)
+def test_threads_that_share_the_rows_sample_the_same(
+    model: Model, kinds: list[tuple[float, int, float, float, int]], order: list[int], n_threads: int
+) -> None:
+    def samplers() -> list[Sampler]:
+        made = []
+        for temperature, top_k, top_p, penalty, masked in kinds:
+            sampler = Sampler(
+                model, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=penalty, seed=7
+            )
+            sampler.see_prompt(PROMPT)
+            if masked:
+                sampler.mask(bytes([0x11 * masked] * math.ceil(model.info.n_vocab / 8)))
+            made.append(sampler)
+        return made
+
+    with Context(model, n_blocks=16, max_batch_tokens=64, max_seqs=6, max_seq_len=64, n_threads=1) as context:
+        arrays = StepArrays(max_tokens=64, max_seqs=6, max_width=4, max_copies=4)
+        run(context, arrays, [(Seq([row]), PROMPT[row:]) for row in range(6)])
+        before = logits_of(context, 6)
+        rows = np.array(order, np.int32)
+        one_by_one, together = samplers(), samplers()
+        alone = [
+            [draw(context, sampler, 1, row)[0] for sampler, row in zip(one_by_one, order, strict=True)]
+            for _ in range(3)
+        ]
+        expected = context.logprobs(rows, np.array(alone[-1], np.int32), 3)
+        context.set_threads(n_threads)
+        drawn = [context.sample(rows, together)[0].tolist() for _ in range(3)]
+        assert drawn == alone
+        for found, wanted in zip(
+            context.logprobs(rows, np.array(alone[-1], np.int32), 3), expected, strict=True
+        ):
+            np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(logits_of(context, 6), before)
+
+
 # ---- what fails ----
 
 
