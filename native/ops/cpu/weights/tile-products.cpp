@@ -353,29 +353,33 @@ template <class Layout> void round_rows(const ggml_compute_params * params, cons
 template <class Layout, class Next>
 void multiply_tiles(const problem<Layout> & p, int64_t begin, int64_t end, Next next) {
     const int64_t matrix = p.matrix(begin), n_rows = p.n_products(matrix);
-    const auto    in       = p.in + p.first[matrix];
-    const auto    out      = p.out + p.first[matrix];
-    const auto    after    = [&](int64_t tile) { return p.weights(tile < end ? tile : next()); };
-    const auto    multiply = [&](int64_t tile, auto lines, int64_t i, int64_t end_row) {
-        multiply_rows<Layout, decltype(lines)>[end_row - i - 1]({lines.w, lines, 0, p.n_blocks(), p.column(tile)},
-                                                                in + i, out + i);
+    const auto    in         = p.in + p.first[matrix];
+    const auto    out        = p.out + p.first[matrix];
+    const char *  weights    = p.weights(begin);
+    const int64_t tile_bytes = p.tile_bytes(), n_blocks = p.n_blocks(), column = p.column(begin);
+    const auto    weights_of = [&](int64_t tile) { return weights + (tile - begin) * tile_bytes; };
+    const auto    column_of  = [&](int64_t tile) { return column + (tile - begin) * COLS; };
+    const auto    after      = [&](int64_t tile) { return tile < end ? weights_of(tile) : p.weights(next()); };
+    const auto    multiply   = [&](int64_t tile, auto lines, int64_t i, int64_t end_row) {
+        multiply_rows<Layout, decltype(lines)>[end_row - i - 1]({lines.w, lines, 0, n_blocks, column_of(tile)}, in + i,
+                                                                out + i);
     };
     if (n_rows <= MOST_ROWS) {
         for (int64_t tile = begin; tile < end; ++tile) {
-            multiply(tile, packed_lines<Layout>{p.weights(tile)}, 0, n_rows);
+            multiply(tile, packed_lines<Layout>{weights_of(tile)}, 0, n_rows);
         }
     } else if constexpr (UNPACKS<Layout>) {
         for (int64_t tile = begin; tile < end; ++tile) {
-            multiply_many<Layout>(p.weights(tile), after(tile + 1), p.n_blocks(), p.column(tile), n_rows, in, out);
+            multiply_many<Layout>(weights_of(tile), after(tile + 1), n_blocks, column_of(tile), n_rows, in, out);
         }
     } else {
         for (int64_t at = begin, group = p.group(n_rows); at < end; at += group) {
-            const int64_t n     = std::min(group, end - at) * p.n_blocks();
+            const int64_t n     = std::min(group, end - at) * n_blocks;
             const auto    first = first_share<Layout>(after(at + group), prefetching(n_rows));
             for_passes<Layout>(n_rows, n, first, [&](int64_t i, int64_t end_row, later_weights later) {
                 for (int64_t tile = at; tile < std::min(end, at + group); ++tile) {
-                    multiply(tile, shared_lines<Layout>{{p.weights(tile)}, later}, i, end_row);
-                    later = later.next(p.n_blocks() * Layout::GROUPS);
+                    multiply(tile, shared_lines<Layout>{{weights_of(tile)}, later}, i, end_row);
+                    later = later.next(n_blocks * Layout::GROUPS);
                 }
             });
         }
