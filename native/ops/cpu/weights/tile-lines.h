@@ -59,10 +59,9 @@ template <class Layout> struct unpacked_lines {
     unpacked_lines              next() const { return {at + COLS * Layout::K, later.next(Layout::GROUPS)}; }
 };
 
-template <class Layout> void unpack(shared_lines<Layout> lines, int64_t n_blocks, char * to) {
+template <class Layout> void unpack(packed_lines<Layout> lines, int64_t n_blocks, char * to) {
     for (; n_blocks > 0; --n_blocks, lines = lines.next()) {
         for (int group = 0; group < Layout::GROUPS; ++group) {
-            lines.read_ahead(group, 0);
 #pragma GCC unroll 8
             for (int k = 0; k < Layout::GROUP / 4; ++k) {
                 for (int p = 0; p < PARTS; ++p, to += LINE / PARTS) {

@@ -231,13 +231,13 @@ void multiply_many(const char * w, const char * next, int64_t n_blocks, int64_t 
                    const row_of<Layout> * const * in, float * const * out) {
     using lines                = unpacked_lines<Layout>;
     constexpr int64_t BLOCKS   = CHUNK / Layout::K;
-    const int64_t     n_passes = 1 + prefetching(n_rows); // with the one that unpacks
+    const int64_t     n_passes = prefetching(n_rows);
     alignas(64) char  codes[CHUNK * COLS];
     for (int64_t begin = 0; begin < n_blocks; begin += BLOCKS, w += BLOCKS * Layout::BYTES) {
         const int64_t       n     = std::min(BLOCKS, n_blocks - begin);
         const later_weights first = first_share<Layout>(begin + n < n_blocks ? w + n * Layout::BYTES : next, n_passes);
-        unpack<Layout>({{w}, first}, n, codes);
-        for_passes<Layout>(n_rows, n, first.next(n * Layout::GROUPS), [&](int64_t i, int64_t end, later_weights later) {
+        unpack<Layout>({w}, n, codes);
+        for_passes<Layout>(n_rows, n, first, [&](int64_t i, int64_t end, later_weights later) {
             multiply_rows<Layout, lines>[end - i - 1]({w, {codes, later}, begin, n, column}, in + i, out + i);
         });
     }
