@@ -43,8 +43,7 @@ static long long clamped(long long x, long long least, long long most) {
     return x < least ? least : x > most ? most : x;
 }
 
-static bool spin(atomic_int * n_rounds, int round, long long worked) {
-    const long long begin = now_ns();
+static bool spin(atomic_int * n_rounds, int round, long long begin, long long worked) {
     const bool      hurry = begin < atomic_load_explicit(&hurry_until, memory_order_relaxed);
     const long long end   = begin + clamped(worked / 4, hurry ? LEAST : PATIENCE, MOST);
     do {
@@ -77,8 +76,8 @@ static int n_cores(void) {
 }
 
 // A thread that spins keeps its core from one that works if there are more threads than cores.
-static void wait(atomic_int * n_rounds, int round, int n_threads, long long worked) {
-    if (n_threads <= n_cores() && spin(n_rounds, round, worked)) {
+static void wait(atomic_int * n_rounds, int round, int n_threads, long long begin, long long worked) {
+    if (n_threads <= n_cores() && spin(n_rounds, round, begin, worked)) {
         return;
     }
     atomic_fetch_add(&n_sleeping, 1);
@@ -123,13 +122,14 @@ void velo_team_barrier(atomic_int * n_here, atomic_int * n_rounds, int n_threads
         atomic_store_explicit(n_here, 0, memory_order_relaxed);
         atomic_store(n_rounds, round + 1);
         wake(n_rounds);
-    } else {
-        const long long here = now_ns(), worked = here - thread->left_barrier;
-        wait(n_rounds, round, n_threads, worked);
-        round_of(n_rounds);
-        note_wait(now_ns() - here, worked);
+        thread->left_barrier = now_ns();
+        return;
     }
+    const long long here = now_ns(), worked = here - thread->left_barrier;
+    wait(n_rounds, round, n_threads, here, worked);
+    round_of(n_rounds);
     thread->left_barrier = now_ns();
+    note_wait(thread->left_barrier - here, worked);
 }
 
 #else
