@@ -41,6 +41,18 @@ void check(llama_paged_status status) {
     }
 }
 
+// Drops the results of a step at its end, unless it is done.
+struct step_kept {
+    llama_context * llama;
+    bool            done = false;
+
+    ~step_kept() {
+        if (!done) {
+            llama_paged_drop_step(llama);
+        }
+    }
+};
+
 // Measures a step for the crew.
 class stopwatch {
 public:
@@ -242,14 +254,16 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
         }
         velo::check_files(context->files);
-        llama_set_n_threads(context->llama.get(), context->crew.size(), context->crew.size());
-        velo::check_team(context->crew.size());
+        context->team = {std::this_thread::get_id(), context->crew.size()};
+        llama_set_n_threads(context->llama.get(), context->team.size, context->team.size);
+        velo::check_team(context->team.size);
         context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
         velo::forget_failure();
         const velo::catch_aborts catching(
             VELO_FAILED); // in this thread; the threads of a team have their own (team-run.cpp)
         const llama_paged_batch  paged = paged_batch(*batch);
         const stopwatch          watch;
+        step_kept                kept{context->llama.get()};
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
         velo::check_files(context->files); // fail before results of lost pages (read as zeros) are used
         check_step(status);
@@ -257,6 +271,7 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         if (is_cancelled(context)) { // a GPU does not check during a run
             velo::fail(VELO_CANCELLED, "the step was cancelled");
         }
+        kept.done = true;
         ++context->timings.n_runs;
         context->timings.n_tokens += batch->n_tokens;
     });

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -53,6 +54,12 @@ struct llama_context_deleter {
 // idle -> running -> idle, or running -> cancelled -> idle. A cancel between two runs has no effect.
 enum run_phase : int { RUN_IDLE, RUN_RUNNING, RUN_CANCELLED };
 
+// Threads that belong to one, which starts their work.
+struct team {
+    std::thread::id of;
+    int32_t         size = 1;
+};
+
 // What work on one row of logits needs, reused for the next.
 struct row_buffers {
     std::vector<float>     logits;
@@ -68,6 +75,7 @@ struct velo_context {
     std::shared_ptr<velo::packing>                              packing; // of the model
     std::shared_ptr<llama_adapter_lora>                         adapter; // that `llama` applies; NULL if none
     velo::crew                                                  crew;    // how many threads compute
+    velo::team                                                  team;    // that computed the last step
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     float                                                       adapter_scale    = 1.0f;
     int32_t                                                     n_vocab          = 0;

@@ -13,13 +13,14 @@
 
 namespace velo {
 
-// Call f(i, buffers) for each i below `n`. Several threads do so at once, each with its own buffers, if `apart` says
-// that the calls do not meet. The first exception is thrown when all have ended.
+// Call f(i, buffers) for each i below `n`. The team of the last step does so at once, each thread with its own buffers,
+// if it belongs to the calling thread, and if `apart` says that the calls do not meet. The first exception is thrown
+// when all have ended.
 template <class F> void for_rows(velo_context & context, int32_t n, bool apart, F f) {
     int32_t n_threads = 1;
 #if defined(_OPENMP)
-    if (apart && n > 1) { // always the whole team: OpenMP would end the threads that a smaller one leaves out
-        n_threads = context.crew.size();
+    if (apart && n > 1 && context.team.of == std::this_thread::get_id()) {
+        n_threads = context.team.size; // OpenMP would end the threads that a smaller team leaves out
         check_team(n_threads);
     }
 #else
@@ -34,13 +35,14 @@ template <class F> void for_rows(velo_context & context, int32_t n, bool apart, 
     }
 #if defined(_OPENMP)
     std::exception_ptr failure;
-#    pragma omp        parallel for num_threads(n_threads) schedule(dynamic)
+
+#    pragma omp parallel for num_threads(n_threads) schedule(static)
     for (int32_t i = 0; i < n; ++i) {
         try {
             f(i, context.rows[static_cast<size_t>(omp_get_thread_num())]);
         } catch (...) {
 #    pragma omp critical
-            failure = std::current_exception();
+            failure = failure ? failure : std::current_exception();
         }
     }
     if (failure) {

@@ -108,6 +108,9 @@ LLAMA_API enum llama_paged_status llama_paged_get_storage(struct llama_context *
 LLAMA_API enum llama_paged_status llama_decode_paged(struct llama_context *           ctx,
                                                      const struct llama_paged_batch * batch);
 
+// Drop the logits of the last step, and clear all recurrent states.
+LLAMA_API void llama_paged_drop_step(struct llama_context * ctx);
+
 // Return the n_vocab logits of an output of the last step; NULL if there is no such row. `row` counts the non-zero
 // entries of batch.outputs. Valid until the next step.
 LLAMA_API float * llama_paged_logits(struct llama_context * ctx, int32_t row);

@@ -185,7 +185,8 @@ static float * take_logits(llama_context & ctx, llm_graph_result & result, const
     uint8_t *            to       = reinterpret_cast<uint8_t *>(access::logits(ctx)) + n_done * row;
     const uint32_t       n_wanted = access::n_outputs(ctx);
     const bool           all      = logits->ne[1] != (int64_t) n_wanted;
-    const bool           stay     = only && !all && n_wanted > 0 && ggml_backend_buffer_is_host(logits->buffer);
+    const bool           whole    = ggml_is_contiguous(logits) && ggml_nbytes(logits) == n_wanted * row;
+    const bool           stay     = only && n_wanted > 0 && whole && ggml_backend_buffer_is_host(logits->buffer);
     if (!all && !stay && n_wanted > 0) {
         ggml_backend_tensor_get_async(backend, logits, to, 0, n_wanted * row);
     }
@@ -298,7 +299,7 @@ struct step_scope {
 
 static void decode(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b) {
     paged_check_batch(ctx, paged, b);
-    paged.logits = nullptr; // until the step has succeeded
+    paged.n_logits = 0; // until the step has succeeded
     access::begin(ctx, b.n_tokens, paged_count_outputs(b));
 
     const step_scope scope{paged.step};
@@ -310,6 +311,7 @@ static void decode(llama_context & ctx, llama_paged & paged, const llama_paged_b
     }
     access::n_outputs(ctx) = n_done;
     paged.logits           = logits;
+    paged.n_logits         = n_done;
 }
 
 llama_paged_status llama_decode_paged(llama_context * ctx, const llama_paged_batch * batch) {
@@ -329,6 +331,17 @@ llama_paged_status llama_decode_paged(llama_context * ctx, const llama_paged_bat
     });
 }
 
+void llama_paged_drop_step(llama_context * ctx) {
+    paged_guard([&] {
+        llama_paged & paged = paged_of(ctx);
+        ctx->synchronize();
+        paged.n_logits = 0;
+        if (paged.states) {
+            paged.states->clear(false);
+        }
+    });
+}
+
 float * llama_paged_logits(llama_context * ctx, int32_t row) {
     float *                  logits = nullptr;
     const llama_paged_status status = paged_guard([&] {
@@ -337,10 +350,9 @@ float * llama_paged_logits(llama_context * ctx, int32_t row) {
             ctx->synchronize();
             paged.computing = false;
         }
-        const int32_t n_outputs = paged.logits ? (int32_t) access::n_outputs(*ctx) : 0;
-        if (row < 0 || row >= n_outputs) {
+        if (row < 0 || row >= paged.n_logits) {
             paged_fail(LLAMA_PAGED_INVALID, "row " + std::to_string(row) + " is not one of the " +
-                                                std::to_string(n_outputs) + " outputs of the last step");
+                                                std::to_string(paged.n_logits) + " outputs of the last step");
         }
         logits = paged.logits + (int64_t) row * ctx->get_model().vocab.n_tokens();
     });

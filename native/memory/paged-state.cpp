@@ -48,9 +48,9 @@ size_t llama_paged_access::bytes(const llama_kv_cache & cache) {
 }
 
 void llama_paged_access::reserve(llama_context & c) {
-    if (c.paged && c.paged->logits && c.paged->logits != c.logits.data) {
+    if (c.paged && c.paged->n_logits > 0 && c.paged->logits != c.logits.data) {
         c.synchronize();
-        std::copy_n(c.paged->logits, (size_t) c.n_outputs * c.model.vocab.n_tokens(), c.logits.data);
+        std::copy_n(c.paged->logits, (size_t) c.paged->n_logits * c.model.vocab.n_tokens(), c.logits.data);
         c.paged->logits = c.logits.data;
     }
     c.sched_need_reserve = true;

@@ -106,7 +106,8 @@ struct llama_paged {
     llama_memory_context_ptr       memory; // serves every step of an attention-only model
     paged_step                     step;
     bool                           computing = false;   // a step's results may still be on their way
-    float *                        logits    = nullptr; // of the last step, here or in its graph; null if it failed
+    float *                        logits    = nullptr; // of the last step, here or in its graph
+    int32_t                        n_logits  = 0;       // rows of them; 0 if the step failed
     paged_ubatch_buffers           buffers;
     pool_ahead                     ahead;
     std::unique_ptr<paged_swap>    swap; // null if n_swap_blocks is 0

@@ -124,12 +124,18 @@ def test_files_that_upstream_refuses(
 
 def test_what_upstream_asserts_is_an_error(model: Model, context: Context, tmp_path: Path) -> None:
     """Without the checks in Python: an abort of upstream while it reads a file, or builds a graph."""
+    arrays = StepArrays(max_tokens=16, max_seqs=1, max_width=2, max_copies=1)
+    run(context, arrays, [(Seq([0]), list(range(16)))])
+    logits = context.logits(0)
     with pytest.raises(ModelError, match="cannot be loaded: "):
         Adapter(model, write(tmp_path / "alpha.gguf", GOOD, adapter__lora__alpha="x"))
     tied = {"token_embd.weight": ((1096, 8), (256, 8))}  # the output layer multiplies with it, too
     adapter = Adapter(model, write(tmp_path / "tied.gguf", tied))
     with pytest.raises(UnsupportedError, match="the model's graph does not take it"):
         adapt(context, adapter)
+    np.testing.assert_array_equal(context.logits(0), logits)
+    with pytest.raises(ConfigError, match="row 1 is not one of the 1 outputs"):
+        context.logits(1)
     good = Adapter(model, write(tmp_path / "good.gguf", GOOD))
     adapt(context, good)  # the context is as before
 

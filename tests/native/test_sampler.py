@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -320,6 +323,24 @@ def test_threads_that_share_the_rows_sample_the_same(
         ):
             np.testing.assert_array_equal(found, wanted)
         np.testing.assert_array_equal(logits_of(context, 6), before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_another_thread_than_the_steps_samples_without_a_team(model: Model, arrays: StepArrays) -> None:
+    def n_threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    with Context(model, n_blocks=16, max_batch_tokens=64, max_seqs=4, max_seq_len=64, n_threads=5) as context:
+        run(context, arrays, [(Seq([row]), PROMPT[row:]) for row in range(4)])
+        rows = np.arange(4, dtype=np.int32)
+        samplers = [Sampler(model, temperature=0, seed=0) for _ in range(4)]
+        before = n_threads()
+        with ThreadPoolExecutor(1) as other:
+            found = other.submit(context.sample, rows, samplers).result()[0]
+            assert n_threads() == before + 1
+        assert found.tolist() == logits_of(context, 4).argmax(axis=1).tolist()
+        assert context.sample(rows, samplers)[0].tolist() == found.tolist()
+        assert n_threads() <= before + 1
 
 
 # ---- what fails ----
