@@ -41,13 +41,16 @@ class EngineView(NotCopied):
         """The engine; a face that loads it later raises EngineError before."""
         return self._engine
 
-    if not TYPE_CHECKING:  # a type checker takes it for leave to use any name
+    if not TYPE_CHECKING:  # a type checker takes them for leave to use any name
 
         def __getattr__(self, name: str) -> NoReturn:
             meant = f": use {ELSEWHERE[name]}" if name in ELSEWHERE else ""
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}{meant}", name=name, obj=self
             )
+
+        def __call__(self, *_: object, **__: object) -> NoReturn:
+            raise TypeError(f"{type(self).__name__!r} object is not callable: use generate(prompt)")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(self._facts().values())}>"

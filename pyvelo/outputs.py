@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pyvelo.errors import VeloError
 
@@ -239,6 +239,11 @@ class RequestOutput:
     @property
     def reasoning(self) -> str | None:
         return self.outputs[0].reasoning
+
+    if not TYPE_CHECKING:  # a type checker would take any key
+
+        def __getitem__(self, key: object) -> NoReturn:
+            raise TypeError(f"a RequestOutput has no {key!r}: use its attributes, such as text and usage")
 
     @property
     def error(self) -> Exception | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +26,31 @@ def cache_root() -> Path:
     else:
         base = Path.home() / ".cache"
     return base.absolute() / "pyvelo" / "upstream"
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers of an option, for argparse."""
+
+    def parse(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number}: give {least} or more")
+        return number
+
+    parse.__name__ = "whole number"  # argparse names it in its errors
+    return parse
+
+
+def gguf_file(text: str) -> Path:
+    """Parse the path of a GGUF file, for argparse."""
+    try:
+        with Path(text).open("rb") as file:
+            found = file.read(4)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from error
+    if found != b"GGUF":
+        raise argparse.ArgumentTypeError(f"{text} is no GGUF file")
+    return Path(text)
 
 
 def run_main(main: Callable[[], int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ __all__ = ["ChatOptions", "ChatPrompt", "Chats", "encode", "is_one", "parsed", "
 _log = logging.getLogger("pyvelo")
 
 T = TypeVar("T")
+
+_WORD = re.compile(r"\w+")
 
 KEY = "tokenizer.chat_template"
 FALLBACK = "chatml"
@@ -107,6 +110,7 @@ class Chats:
         self._given: dict[str, ChatTemplate] = {}
         self._formats = AnswerFormats(model)
         self._warned = False
+        self._left_out: set[str] = set()
 
     @lazy_property
     def params(self) -> SamplingParams:
@@ -166,6 +170,7 @@ class Chats:
                 if continue_final_message:
                     text = _cut(text, conversation[-1])
                 shown = str.__str__(text)
+                self._note_left_out(conversation, shown)
                 answer = self._answer(template, shown, conversation, functions, arguments) if begins else None
             except RequestError as error:
                 if one:
@@ -179,6 +184,23 @@ class Chats:
         if not is_one(messages):
             raise RequestError("a stream answers one conversation: give a list of one message or more")
         return self.prompts(messages, **options)[0]
+
+    def _note_left_out(self, messages: Sequence[Message], prompt: str) -> None:
+        """Warn once of each role whose messages a template leaves out.
+
+        Templates may leave out parts of earlier answers, and escape or strip texts. So only the longest word
+        is looked for, and none of the assistant's.
+        """
+        for message in messages:
+            role, content = message["role"], message.get("content")
+            if role == "assistant" or role in self._left_out or not isinstance(content, str):
+                continue
+            if max(_WORD.findall(content), key=len, default="") not in prompt:
+                self._left_out.add(role)
+                _log.warning(
+                    "the chat template leaves out messages of the role %s: the model does not see them",
+                    shown(role),
+                )
 
     def _answer(
         self,

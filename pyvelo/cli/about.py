@@ -8,20 +8,25 @@ from typing import Annotated
 from typer import Argument, Option
 
 from pyvelo.cli import options as opt
-from pyvelo.cli.completion import cached_names, quantizations
+from pyvelo.cli.completion import cached_names, chats, quantizations
+from pyvelo.cli.exits import UsageError
 from pyvelo.cli.terminal import print_json
 from pyvelo.demo import DEMO_MODEL
 
 __all__ = ["doctor", "info", "list_models", "models", "pull", "rm"]
 
 CachedName = Annotated[
-    str,
+    str | None,
     Argument(
         metavar="ORG/REPO[:QUANT]",
         autocompletion=cached_names,
         help="A model in the cache.",
         show_default=False,
     ),
+]
+KeptChat = Annotated[
+    str | None,
+    Option("--session", metavar="NAME", autocompletion=chats, help="A chat of pyvelo chat --session."),
 ]
 Yes = Annotated[bool, Option("-y", "--yes", help="Do not ask before.")]
 FamilyWords = Annotated[
@@ -71,10 +76,17 @@ def list_models(as_json: opt.Json = False) -> int:
     return show_cached(as_json=as_json)
 
 
-def rm(model: CachedName, yes: Yes = False, as_json: opt.Json = False) -> int:
-    """Remove a model from the cache."""
+def rm(
+    model: CachedName = None, session: KeptChat = None, yes: Yes = False, as_json: opt.Json = False
+) -> int:
+    """Remove a model from the cache, or a chat."""
+    from pyvelo.cli.chat_session import remove_session
     from pyvelo.cli.models import remove_model
 
+    if session is not None and model is None:
+        return remove_session(session, ask=not yes, as_json=as_json)
+    if model is None or session is not None:
+        raise UsageError("give a model as ORG/REPO:QUANT, or a chat as --session NAME")
     return remove_model(model, ask=not yes, as_json=as_json)
 
 

@@ -14,6 +14,7 @@ from pyvelo import __version__
 from pyvelo.cli import options as opt
 from pyvelo.cli.about import doctor, info, list_models, models, pull, rm
 from pyvelo.cli.batch import batch
+from pyvelo.cli.completion import whole_words
 from pyvelo.cli.exits import (
     BROKEN_PIPE,
     ERROR,
@@ -55,7 +56,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with library_log():
+        with library_log(), whole_words():
             code = app(args=arguments or ["--help"], prog_name="pyvelo", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)

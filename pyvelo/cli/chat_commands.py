@@ -25,7 +25,7 @@ HELP = """\
 /think on|off    let the model reason before it answers, or not
 /reasoning       show what the model thought before its last answer
 /reset           forget the conversation
-/undo            remove the last turn
+/undo [N]        remove the last turn, or the last N
 /retry           another answer to the last message
 /edit            write the next message in $EDITOR
 /copy            copy the last answer to the clipboard
@@ -47,8 +47,8 @@ OLLAMAS = {
 """Commands of other programs without a counterpart, and what to use."""
 TAKE_ALL = ("system", "save", "load")
 """Commands that take the rest of the line: texts, and names of files with spaces."""
-TAKE_ONE = ("think", "fork")
-"""Commands that take a word. The others take none."""
+TAKE_ONE = ("think", "fork", "model")
+"""Commands that take a word. The others take none, or /undo a number."""
 MAX_CLIPBOARD = 100_000
 """Characters that terminals take for the clipboard."""
 
@@ -74,7 +74,8 @@ def command_of(text: str) -> tuple[Callable[[Chat, str], None], str] | None:
 
 def _takes(command: str, rest: str) -> bool:
     """Return whether a command takes as many words; with more, the line is a message such as `/help me`."""
-    return command in TAKE_ALL or len(rest.split()) <= (command in TAKE_ONE)
+    takes_one = command in TAKE_ONE or (command == "undo" and rest.strip().isdigit())
+    return command in TAKE_ALL or len(rest.split()) <= takes_one
 
 
 def _help(chat: Chat, _: str) -> None:
@@ -111,9 +112,15 @@ def _reset(chat: Chat, _: str) -> None:
     chat.screen.note("forgotten")
 
 
-def _undo(chat: Chat, _: str) -> None:
-    turn = chat.conversation.undo()
-    chat.screen.note("the conversation is empty" if turn is None else f"removed: {turn.user}")
+def _undo(chat: Chat, number: str) -> None:
+    n_turns = len(chat.conversation.turns)
+    if not n_turns:
+        chat.screen.note("the conversation is empty")
+        return
+    for _ in range(_number(number or "1", n_turns, "/undo", "of turns")):
+        turn = chat.conversation.undo()
+        if turn is not None:
+            chat.screen.note(f"removed: {turn.user}")
 
 
 def _retry(chat: Chat, _: str) -> None:
@@ -173,17 +180,17 @@ def _copy(chat: Chat, _: str) -> None:
 def _fork(chat: Chat, number: str) -> None:
     """Go on in a copy of the conversation, or in another one; list them all."""
     if number:
-        chat.turn_to(_number(number, len(chat.conversations)))
+        chat.turn_to(_number(number, len(chat.conversations), "/fork", "of a conversation") - 1)
     else:
         chat.fork()
     lines = [_line(index, each, chat) for index, each in enumerate(chat.conversations, 1)]
     chat.screen.note("\n".join(lines))
 
 
-def _number(text: str, most: int) -> int:
+def _number(text: str, most: int, command: str, what: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
-        raise ConfigError(f"/fork {shown(text)}: give the number of a conversation, 1 to {most}")
-    return int(text[:9]) - 1
+        raise ConfigError(f"{command} {shown(text)}: give the number {what}, 1 to {most}")
+    return int(text[:9])
 
 
 def _line(number: int, conversation: Conversation, chat: Chat) -> str:
@@ -242,7 +249,9 @@ def _tokens(chat: Chat, _: str) -> None:
     chat.screen.note(chat.talker.describe_tokens(chat.conversation.messages()))
 
 
-def _model(chat: Chat, _: str) -> None:
+def _model(chat: Chat, name: str) -> None:
+    if name:
+        raise ConfigError("/model shows the model of this chat: pyvelo chat MODEL starts one with another")
     chat.screen.note(chat.talker.describe_model())
 
 

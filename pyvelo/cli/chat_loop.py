@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,11 +15,11 @@ from pyvelo.cli.chat import Chat
 from pyvelo.cli.chat_commands import command_of
 from pyvelo.cli.chat_session import ChatSession
 from pyvelo.cli.conversation import Conversation, is_text
-from pyvelo.cli.exits import ERROR, as_options, explain
+from pyvelo.cli.exits import ERROR, UsageError, as_options, explain
 from pyvelo.cli.screen import best_screen
 from pyvelo.cli.values import count
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
-from pyvelo.errors import VeloError
+from pyvelo.errors import VeloError, shown
 
 __all__ = ["ChatSettings", "hear", "open_chat", "run_lines"]
 
@@ -54,6 +55,8 @@ def open_chat(
     from pyvelo.models.hub import locate
     from pyvelo.sampling import SamplingParams
 
+    if " " in model and not os.path.exists(model):
+        raise UsageError(f"{shown(model)} is read as MODEL: give it to pyvelo run, or as a line of the chat")
     SamplingParams(**sampling)  # raises errors before the model is loaded
     path = locate(model)
     reasoning = settings.reasoning or ("show" if sys.stdout.isatty() else "hide")

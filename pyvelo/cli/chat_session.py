@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 from pyvelo.cli.conversation import Conversation
-from pyvelo.cli.exits import explain
+from pyvelo.cli.exits import ERROR, explain
 from pyvelo.cli.screen import state_folder
+from pyvelo.cli.terminal import agreed, print_json, print_out
 from pyvelo.errors import ConfigError
 from pyvelo.private_files import FileLock, replace_file
 
-__all__ = ["ChatSession", "default_store", "session_names", "sessions_folder"]
+__all__ = ["ChatSession", "default_store", "remove_session", "session_names", "sessions_folder"]
 
 MAX_BYTES = 100  # of a name
 
@@ -68,6 +69,31 @@ class ChatSession:
         """Let another process open it."""
         if self._lock is not None:
             self._lock.release()
+
+
+def remove_session(name: str, *, ask: bool, as_json: bool) -> int:
+    """Remove a conversation, if the user agrees; print what was removed. Return the exit code.
+
+    Raises:
+        ConfigError: there is none of this name, or another process has it open.
+    """
+    file = _file(name)
+    if not file.exists():
+        names = ", ".join(session_names()) or "none"
+        raise ConfigError(f"--session {name}: there is no such chat; there are: {names}")
+    session = ChatSession(name)
+    try:
+        if ask and not agreed(f"remove the chat {name}?"):
+            return ERROR
+        file.unlink(missing_ok=True)
+    finally:
+        session.close()
+    file.with_suffix(".lock").unlink(missing_ok=True)
+    if as_json:
+        print_json({"session": name, "files": [str(file)]})
+    else:
+        print_out(f"removed the chat {name}")
+    return 0
 
 
 def sessions_folder() -> Path:

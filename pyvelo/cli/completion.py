@@ -5,9 +5,12 @@ Every command imports this module, but only a shell's request needs what the fun
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import io
+import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from pyvelo.errors import VeloError
@@ -23,7 +26,11 @@ __all__ = [
     "poolings",
     "precisions",
     "quantizations",
+    "whole_words",
 ]
+
+SPLITS = {":", "="}
+"""Characters at which bash splits a word in two, with a word of their own between them."""
 
 
 def one_of(find: Callable[[], Iterable[object]]) -> Callable[[str], list[str]]:
@@ -103,3 +110,35 @@ def kv_types(incomplete: str) -> list[str]:
 
     before, comma, begun = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in KV_TYPES if name.startswith(begun)]
+
+
+@contextlib.contextmanager
+def whole_words() -> Iterator[None]:
+    """While bash asks for words: join what it has split, and offer what follows the last colon."""
+    words = os.environ.get("COMP_WORDS", "").split("\n")
+    at = os.environ.get("COMP_CWORD", "")
+    if os.environ.get("_PYVELO_COMPLETE") != "complete_bash" or not at.isdigit() or len(words) <= int(at):
+        yield
+        return
+    before, word = _joined(words[: int(at) + 1])
+    os.environ.update(COMP_WORDS="\n".join([*before, word]), COMP_CWORD=str(len(before)))
+    value = word.partition("=")[2] if word.startswith("--") else word
+    known = value[: value.rfind(":") + 1] if words[int(at)] != word else ""
+    offered = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(offered):
+            yield
+    finally:  # the request ends with an exit
+        lines = offered.getvalue().split("\n")
+        print("\n".join(line.removeprefix(known) for line in lines), end="")
+
+
+def _joined(words: list[str]) -> tuple[list[str], str]:
+    """Return the words before the current one, which is the last, and that one."""
+    found = words[:1]
+    for last, word in itertools.pairwise(words):
+        if word and (word in SPLITS or last in SPLITS):
+            found[-1] += word
+        else:
+            found.append(word)
+    return found[:-1], found[-1]

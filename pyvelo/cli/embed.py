@@ -13,6 +13,7 @@ from pyvelo.cli.progress import loading
 from pyvelo.cli.run import read_prompt
 from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import parse_argument
+from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, RequestError, shown
 from pyvelo.models.hub import locate
 
@@ -23,9 +24,10 @@ __all__ = ["check_model", "print_vectors", "read_texts"]
 
 
 def check_model(model: str, texts: Sequence[str] | None, file: Path | None) -> None:
-    """Raise UsageError if the model looks like a text, and there is no text."""
-    if not texts and file is None and " " in model and not os.path.exists(model):
-        raise UsageError(f"{shown(model)} is read as MODEL; give a prompt with -p")
+    """Raise UsageError if there is no text, and the model may be one: it has no place for a model."""
+    if texts or file is not None or model == str(DEMO_MODEL) or os.path.exists(model) or "/" in model:
+        return
+    raise UsageError(f"{shown(model)} is read as MODEL: give a text with -p TEXT, or lines with -f FILE")
 
 
 def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:

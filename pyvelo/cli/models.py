@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from pyvelo.cli.exits import ERROR, UsageError
-from pyvelo.cli.terminal import print_error, print_json, print_out
+from pyvelo.cli.exits import ERROR
+from pyvelo.cli.terminal import agreed, print_error, print_json, print_out
 from pyvelo.cli.values import show_bytes
 from pyvelo.models.hub import CachedModel, ModelChoiceError, cached_models, choice_names, pull
 from pyvelo.models.hub_removal import plan_removal, remove
@@ -59,8 +58,7 @@ def remove_model(name: str, *, ask: bool, as_json: bool) -> int:
     """Remove a cached model, if the user agrees; print what was removed. Return the exit code."""
     removal = plan_removal(name)
     size = show_bytes(removal.n_bytes)
-    if ask and not _agreed(f"remove {removal.name}, {size}?"):
-        print_error("pyvelo: nothing is removed")
+    if ask and not agreed(f"remove {removal.name}, {size}?"):
         return ERROR
     remove(removal)
     if as_json:
@@ -69,19 +67,6 @@ def remove_model(name: str, *, ask: bool, as_json: bool) -> int:
     else:
         print_out(f"removed {removal.name}, {size}")
     return 0
-
-
-def _agreed(question: str) -> bool:
-    """Ask on a terminal; without one, UsageError."""
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "standard input is no terminal, so pyvelo cannot ask: give --yes to remove the model"
-        )
-    print_error(f"{question} [y/N] ", end="")
-    try:
-        return input().strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
 
 
 def _as_dict(model: CachedModel) -> dict[str, Any]:

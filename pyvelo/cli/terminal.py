@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pyvelo.cli.exits import as_options
+from pyvelo.cli.exits import UsageError, as_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "agreed",
     "library_log",
     "make_console",
     "prepare_streams",
@@ -63,6 +64,21 @@ def print_json(report: Any, *, indent: int | None = 2) -> None:
         # json leaves DEL as it is
         text = json.dumps(report, indent=indent).replace("\x7f", r"\u007f")
     sys.stdout.write(text + "\n")
+
+
+def agreed(question: str) -> bool:
+    """Ask on a terminal whether to remove something; without a terminal, UsageError."""
+    if not sys.stdin.isatty():
+        raise UsageError("standard input is no terminal, so pyvelo cannot ask: give --yes to remove it")
+    print_error(f"{question} [y/N] ", end="")
+    try:
+        answer = input()
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() in ("y", "yes"):
+        return True
+    print_error("pyvelo: nothing is removed")
+    return False
 
 
 def make_console(*, stderr: bool = False, width_without_terminal: int | None = None) -> Console:

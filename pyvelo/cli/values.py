@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyvelo.errors import ConfigError, shown
+from pyvelo.errors import ConfigError, RequestError, shown
 
 if TYPE_CHECKING:
     from pyvelo.chat.conversation import ChatOptions
@@ -92,14 +92,21 @@ def parse_lora(text: str) -> tuple[str, float]:
         raise ConfigError("--lora '': give FILE or FILE:SCALE")
     path, colon, scale = text.rpartition(":")
     if colon and path and not os.path.exists(text):
-        try:
-            return path, float(scale)
-        except ValueError:  # a colon in a name, or a drive of Windows
-            if os.path.exists(path):
-                raise ConfigError(
-                    f"--lora {shown(text)}: the scale {shown(scale)} is no number: give FILE or FILE:SCALE"
-                ) from None
+        number = _number(scale)
+        if number is not None and abs(number) <= 1e6:
+            return path, number
+        if number is not None or os.path.exists(path):  # else a colon in a name, or a drive of Windows
+            raise ConfigError(
+                f"--lora {shown(text)}: the scale {shown(scale)} is no number up to 1e6: give FILE[:SCALE]"
+            )
     return text, 1.0
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def parse_numbers(text: str) -> list[int]:
@@ -160,6 +167,13 @@ def parse_template_arguments(given: Iterable[str]) -> dict[str, Any]:
             found[name] = json.loads(value)
         except (ValueError, RecursionError):
             found[name] = value
+    if found:
+        from pyvelo.chat.messages import check_arguments
+
+        try:
+            check_arguments(found)
+        except RequestError as error:
+            raise ConfigError(f"--template-arg {error}") from None
     return found
 
 

@@ -28,7 +28,7 @@ from pyvelo.finalizer import Finalizer
 from pyvelo.kv.adopt import AdoptingManager, AdoptingStates
 from pyvelo.kv.geometry import Geometry
 from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool, swap_blocks
-from pyvelo.memory.cores import find_cores
+from pyvelo.memory.cores import threads_for
 from pyvelo.memory.host import free_memory
 from pyvelo.memory.offload import Offload, cache_geometry, plan_offload, running_sequences
 from pyvelo.models.files import ModelFiles
@@ -196,7 +196,7 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
 
 def _open_engine(config: EngineConfig, stop: threading.Event | None) -> Engine:
     path = locate(config.model)
-    config = replace(config, n_threads=config.n_threads or find_cores().threads)
+    config = replace(config, n_threads=threads_for(config.n_threads))
     summary = scan_model(path)  # with exact integers, before C opens it
     loras = GivenLoras.of(config, summary)
     with InterruptGuard() as guard:

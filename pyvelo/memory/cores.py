@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Set
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from pyvelo.config import MAX_THREADS
 from pyvelo.memory.cgroups import groups, read
 from pyvelo.native import count_cores
 
-__all__ = ["Cores", "find_cores"]
+__all__ = ["Cores", "find_cores", "threads_for"]
+
+_log = logging.getLogger("pyvelo")
 
 MOST_CPUS = 1 << 16  # what a damaged list may name at most
 FAST_SHARE = 0.5  # of the largest cpu_capacity: a core with less is an efficiency core
@@ -44,6 +47,17 @@ class Cores:
         if self.quota is not None:
             threads = min(threads, int(self.quota))
         return max(1, min(threads, MAX_THREADS))
+
+
+def threads_for(asked: int | None) -> int:
+    """Return the number of threads that compute: the default if none is asked for."""
+    cores = find_cores()
+    if asked is not None and asked > cores.logical:
+        _log.warning(
+            "n_threads=%d is more than the %d CPUs that this process may use: steps are slower than with %d",
+            *(asked, cores.logical, cores.threads),
+        )
+    return asked or cores.threads
 
 
 def find_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -> Cores:

@@ -25,7 +25,8 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import run_main
+from pyvelo.memory.cores import find_cores
+from scripts._common import ScriptError, at_least, gguf_file, run_main
 from scripts.bench._runs import default_model, output_of, random_prompt, stock_folder
 from scripts.bench.batched import Case, stock_command
 
@@ -149,18 +150,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
+    whole = at_least(1)
+    parser.add_argument("model", nargs="?", type=gguf_file, help="a GGUF file; default: bench/engine.py's")
     parser.add_argument("--stock-bin", type=Path, help="folder of the stock programs; default: built here")
-    parser.add_argument("--sequences", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--tokens", type=int, default=64, help="N, of each sequence")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--sequences", nargs="+", type=whole, default=[1, 8], help="default: 1 8")
+    parser.add_argument("--tokens", type=whole, default=64, help="N, of each sequence; default: %(default)s")
+    parser.add_argument("--rounds", type=whole, default=3, help="turns; default: %(default)s")
+    parser.add_argument(
+        "--threads", type=whole, default=find_cores().threads, help="of each program; default: %(default)s"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=3, type=int, help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args()
     if given.worker:
         generate(given.model, *given.worker)
         return 0
+    if given.stock_bin and not (given.stock_bin / "llama-batched-bench").exists():
+        raise ScriptError(f"{given.stock_bin} has no llama-batched-bench")
     model, folder = given.model or default_model(), stock_folder(given.stock_bin)
     results = [race(model, folder, n, given.tokens, given.threads, given.rounds) for n in given.sequences]
     if given.json:

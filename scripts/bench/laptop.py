@@ -11,7 +11,7 @@ decoding behind a long context. The programs take turns, each time in a new proc
 over the rounds. ik_llama.cpp packs the weights when it loads them (-rtr), as PyVelo does in its first step;
 its programs measure no prompt behind a context. The default model is bench/engine.py's.
 
-The memory's limit of one sequence is the speed at which two threads that only add numbers up read the model's
+The memory's limit of one sequence is the speed at which threads that only add numbers up read the model's
 file and the pages of K and V: the median of tries beside each turn. It needs libvelo-lab, from a build with
 -DPYVELO_BUILD_TESTS=ON, and is empty without.
 """
@@ -32,7 +32,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from pyvelo.cpu import NEEDED
 from pyvelo.kv.types import KVType
-from scripts._common import ScriptError, run_main
+from pyvelo.memory.cores import find_cores
+from scripts._common import ScriptError, at_least, gguf_file, run_main
 from scripts.bench import batched, engine
 from scripts.bench._runs import default_model, output_of
 from scripts.bench.engine import BATCH, Plan
@@ -231,17 +232,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
+    parser.add_argument("model", nargs="?", type=gguf_file, help="a GGUF file; default: bench/engine.py's")
     parser.add_argument("--cpu", choices=PROCESSORS, help="what stock is built for; default: as PyVelo")
     parser.add_argument("--stock-bin", type=Path, help="folder of the stock programs; default: built here")
     parser.add_argument(
         "--ik-bin", type=Path, help="folder of ik_llama.cpp's programs; default: without them"
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=2, help="measurements in a turn")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence decodes")
+    whole = at_least(1)
+    parser.add_argument("--rounds", type=whole, default=3, help="turns; default: %(default)s")
+    parser.add_argument(
+        "--repeats", type=whole, default=2, help="measurements in a turn; default: %(default)s"
+    )
+    parser.add_argument(
+        "--threads", type=whole, default=find_cores().threads, help="of each program; default: %(default)s"
+    )
+    parser.add_argument("--prompt", type=whole, default=512, help="tokens of a prompt; default: %(default)s")
+    parser.add_argument(
+        "--tokens", type=whole, default=64, help="that each sequence decodes; default: %(default)s"
+    )
     parser.add_argument(
         "--depth",
         nargs="+",
@@ -252,8 +260,6 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    if given.rounds < 1:
-        raise ScriptError(f"--rounds {given.rounds}: give 1 or more")
     for folder in filter(None, (given.stock_bin, given.ik_bin)):
         for program in ("llama-bench", "llama-batched-bench"):
             if not (folder / program).exists():

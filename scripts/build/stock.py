@@ -79,6 +79,8 @@ def build_stock(targets: Sequence[str], changes: Mapping[str, str | bool] | None
         if not copy.exists() or copy.read_bytes() != superproject:
             copy.write_bytes(superproject)
         paths = {"STOCK_TREE": tree.path.as_posix(), "PYVELO_NATIVE_SOURCE": (ROOT / "native").as_posix()}
+        if not (home / "bin").exists():
+            print(f"building stock llama.cpp in {home}, for some minutes …", file=sys.stderr, flush=True)
         configure(source, home, options | paths)
         build_targets(home, targets)
     return home / "bin"

@@ -70,6 +70,31 @@ def test_a_named_fallback_and_one_warning(caplog: pytest.LogCaptureFixture) -> N
     assert len(caplog.records) == 1
 
 
+def test_roles_that_a_template_leaves_out_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    shows = (
+        "{% for m in messages if m.role not in ('tool', 'critic') %}"
+        "{{ m.content | trim | tojson }}{% endfor %}"
+    )
+    conversation = [
+        {"role": "system", "content": ' Say "<yes>"\n'},
+        {"role": "user", "content": "? !"},
+        {"role": "assistant", "content": "<think>long</think>"},
+        {"role": "critic", "content": ""},
+        {"role": "user", "content": "Go on"},
+    ]
+    made = chats(chat_template=shows)
+    texts(made, conversation)
+    assert not caplog.records
+    for _ in range(2):
+        texts(
+            made,
+            [*conversation, {"role": "critic", "content": "never so"}, {"role": "tool", "content": "42"}],
+        )
+    critic, tool = (record.getMessage() for record in caplog.records)
+    assert "leaves out messages of the role 'critic'" in critic
+    assert "leaves out messages of the role 'tool'" in tool
+
+
 def test_the_template_for_tools_is_taken_with_tools() -> None:
     made = chats(
         **{"chat_template": SAYS, "chat_template.tool_use": SAYS + "T", "chat_template.rag": SAYS + "R"}

@@ -450,6 +450,14 @@ def test_what_is_no_command_is_a_message(text: str) -> None:
     assert said(chat) == [(text, "answer 1")]
 
 
+def test_several_turns_are_removed() -> None:
+    chat, screen = talk(*"abcde", "/undo 3", "/undo 0", "/undo 3", "/undo ²", "/model x.gguf")
+    assert said(chat) == [("a", "answer 1"), ("b", "answer 2")]
+    assert screen.notes[:3] == ["removed: e", "removed: d", "removed: c"]
+    assert [note.split(": ")[1] for note in screen.notes[3:6]] == ["give the number of turns, 1 to 2"] * 3
+    assert "pyvelo chat MODEL" in screen.notes[6]
+
+
 def test_forks_go_on_by_themselves() -> None:
     chat, screen = talk("one", "/fork", "two", "/fork 1", "three", "/fork 3", "/fork x", "/fork 0", "/fork ²")
     assert said(chat) == [("one", "answer 1"), ("three", "answer 3")]
@@ -526,6 +534,8 @@ def test_an_editor_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("--template-arg", "thinking"), "give NAME=VALUE"),
         (("--template-arg", "a b=1"), "give NAME=VALUE"),
+        (("--template-arg", "messages=1"), "--template-arg messages is set by the call: remove it"),
+        (("What is a block table?",), "'What is a block table?' is read as MODEL: give it to pyvelo run"),
         (("--reasoning", "loud"), "give show, hide or off"),
         (("--reasoning", "show", "--no-think"), "leave --reasoning 'show' out"),
         (("--chat-template", "no such file"), "cannot be read"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from pyvelo.cli.app import execute
 from pyvelo.cli.chat import Chat
 from pyvelo.cli.chat_loop import run_lines
 from pyvelo.cli.chat_session import ChatSession
 from pyvelo.cli.conversation import Conversation
 from pyvelo.errors import ConfigError
-from tests import forks
+from tests import cli_schema, forks
 
 from .ptys import PYVELO, in_a_terminal
 from .test_chat import FakeScreen, FakeTalker
+
+Captured = pytest.CaptureFixture[str]
 
 
 def chat(home: Path, typed: bytes, *options: str) -> tuple[int, str, str]:
@@ -124,3 +128,41 @@ def test_a_note_tells_that_a_turn_was_not_written(tmp_path: Path, monkeypatch: p
 def test_names_that_are_no_part_of_a_path(name: str) -> None:
     with pytest.raises(ConfigError, match="--session"):
         ChatSession(name)
+
+
+def test_a_chat_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("one", "two", "three"):
+        session = ChatSession(name)
+        session.keep(Conversation())
+        session.close()
+    assert execute(["rm", "--session", "one", "--yes"]) == 0
+    assert capsys.readouterr().out == "removed the chat one\n"
+    assert execute(["rm", "--session", "two", "-y", "--json"]) == 0
+    answer = capsys.readouterr().out
+    cli_schema.check("rm", answer)
+    assert json.loads(answer)["session"] == "two"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["three.json", "three.lock"]
+
+    assert execute(["rm", "--session", "one", "--yes"]) == 2
+    assert "--session one: there is no such chat; there are: three" in capsys.readouterr().err
+    session = ChatSession("three")
+    assert execute(["rm", "--session", "three", "--yes"]) == 2
+    assert "another chat has it open" in capsys.readouterr().err
+    session.close()
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert execute(["rm", "--session", "three"]) == 2
+    assert "give --yes" in capsys.readouterr().err
+    for wrong in ([], ["org/repo:Q4_K_M", "--session", "three"]):
+        assert execute(["rm", *wrong]) == 2
+        assert "give a model as ORG/REPO:QUANT, or a chat as --session NAME" in capsys.readouterr().err
+    assert session.file.exists()
+
+
+def test_a_chat_is_removed_if_the_user_agrees(tmp_path: Path) -> None:
+    chat(tmp_path, b"one\n", "--session", "x", "-n", "4")
+    places = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for typed, code, said in ((b"\n", 1, b"nothing is removed"), (b"y\n", 0, b"removed the chat x")):
+        found, shown = in_a_terminal([*PYVELO, "rm", "--session", "x"], env=places, typed=typed)
+        assert (found, said in shown) == (code, True)
+    assert not list((tmp_path / "state").rglob("x.*"))

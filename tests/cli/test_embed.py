@@ -63,9 +63,10 @@ def test_json_and_a_length_of_one(
 
 
 def test_a_text_in_place_of_the_model_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run_cli(capsys, "embed", "The KV cache")
-    assert (code, out) == (2, "")
-    assert err == "pyvelo: 'The KV cache' is read as MODEL; give a prompt with -p\n"
+    for text in ("The KV cache", "hi"):
+        code, out, err = run_cli(capsys, "embed", text)
+        assert (code, out) == (2, "")
+        assert err == f"pyvelo: '{text}' is read as MODEL: give a text with -p TEXT, or lines with -f FILE\n"
 
 
 def test_a_missing_pooling_names_its_option(capsys: pytest.CaptureFixture[str]) -> None:

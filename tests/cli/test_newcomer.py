@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -288,6 +289,56 @@ def test_a_shell_completes(tmp_path: Path, line: str, offered: list[str]) -> Non
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split("\n")[:-1] == (offered or [""])
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["run", "a", ":", ""], ["a:b.gguf", "a:c.gguf", "d:e:f.gguf"]),
+        (["run", "a", ":"], ["b.gguf", "c.gguf"]),
+        (["run", "a", ":", "b"], ["b.gguf"]),
+        (["run", "a", ":", "b", "x"], []),
+        (["run", "'a:b"], ["a:b.gguf"]),
+        (["run", "d", ":", "e", ":"], ["f.gguf"]),
+        (["run", "--kv-type", "=", "q5"], ["q5_1", "q5_0"]),
+        (["run", "--kv-type", "="], ["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]),
+        (["run", "--kv-type", "=", "q8_0,q4"], ["q8_0,q4_1", "q8_0,q4_0"]),
+    ],
+)
+def test_words_that_bash_splits(tmp_path: Path, words: list[str], offered: list[str]) -> None:
+    for name in ("a:b.gguf", "a:c.gguf", "d:e:f.gguf"):
+        (tmp_path / name).touch()
+    asked = {
+        **{"_PYVELO_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(["pyvelo", *words])},
+        **{"COMP_CWORD": str(len(words)), "HF_HOME": str(tmp_path / "hub")},
+    }
+    done = forks.run(PYVELO, cwd=tmp_path, env={**os.environ, **asked}, text=True)
+    assert done.returncode == 0
+    assert done.stdout.split("\n")[:-1] == (offered or [""])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_itself(tmp_path: Path) -> None:
+    """It replaces what follows the last colon by what is offered."""
+    (tmp_path / "a:b.gguf").touch()
+    command = tmp_path / "pyvelo"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(PYVELO)} "$@"\n')
+    command.chmod(0o700)
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    install = f'eval "$(_PYVELO_COMPLETE=source_bash {command})"'
+    script = f"""{install}
+        COMP_WORDS=({command} run a : b) COMP_CWORD=4
+        _pyvelo_completion {command}
+        echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "b.gguf\n", done.stderr
 
 
 def test_a_shell_that_is_unknown_is_no_reader_that_has_gone() -> None:

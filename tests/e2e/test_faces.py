@@ -187,6 +187,13 @@ def test_names_of_others_say_what_is_meant(tiny_model: Path) -> None:
                 getattr(llm, name)
         with pytest.raises(AttributeError, match=r"'LLM' object has no attribute 'nonsense'$"):
             _ = llm.nonsense  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match=r"'LLM' object is not callable: use generate\(prompt\)"):
+            llm("Hi", max_tokens=8)  # type: ignore[operator]
+        (output,) = llm.generate(["Hi"], pyvelo.SamplingParams(max_tokens=1))
+        with pytest.raises(
+            TypeError, match="a RequestOutput has no 'choices': use its attributes, such as text"
+        ):
+            output["choices"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("face", [LLM, AsyncLLM])

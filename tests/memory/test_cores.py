@@ -154,22 +154,24 @@ def test_damaged_files_are_ignored(listed: str, number: str, quota: str) -> None
         assert 1 <= find_cores(root, [0]).threads <= 1
 
 
-def test_an_engine_uses_that_many(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def find() -> Cores:
-        asked.append(True)
-        return Cores(8, 4, 3, None)
-
-    monkeypatch.setattr("pyvelo.engine.engine.find_cores", find)
+def test_an_engine_uses_that_many(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pyvelo.memory.cores.find_cores", lambda: Cores(8, 4, 3, None))
     seen: list[int] = []
     monkeypatch.setattr("pyvelo.engine.engine.Context", _counting(seen))
     with LLM(tiny_model, n_ctx=256):
         pass
     with LLM(tiny_model, n_ctx=256, n_threads=1):
         pass
-    assert seen == [3, 1]
-    assert asked == [True]
+    with LLM(tiny_model, n_ctx=256, n_threads=8):
+        pass
+    assert seen == [3, 1, 8]
+    assert not caplog.records
+    with LLM(tiny_model, n_ctx=256, n_threads=9):
+        pass
+    (record,) = caplog.records
+    assert "n_threads=9 is more than the 8 CPUs" in record.getMessage()
 
 
 def _counting(seen: list[int]) -> object:
