@@ -41,13 +41,13 @@ void check(llama_paged_status status) {
     }
 }
 
-// Drops the results of a step at its end, unless it is done.
-struct step_kept {
+// Drops the results of a step, unless they are kept.
+struct step_results {
     llama_context * llama;
-    bool            done = false;
+    bool            kept;
 
-    ~step_kept() {
-        if (!done) {
+    ~step_results() {
+        if (!kept) {
             llama_paged_drop_step(llama);
         }
     }
@@ -254,24 +254,24 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
         }
         velo::check_files(context->files);
+        velo::check_team(context->crew.size());
         context->team = {std::this_thread::get_id(), context->crew.size()};
         llama_set_n_threads(context->llama.get(), context->team.size, context->team.size);
-        velo::check_team(context->team.size);
         context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
         velo::forget_failure();
         const velo::catch_aborts catching(
             VELO_FAILED); // in this thread; the threads of a team have their own (team-run.cpp)
         const llama_paged_batch  paged = paged_batch(*batch);
         const stopwatch          watch;
-        step_kept                kept{context->llama.get()};
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
+        step_results             results{context->llama.get(), status != LLAMA_PAGED_OK}; // a step that failed has none
         velo::check_files(context->files); // fail before results of lost pages (read as zeros) are used
         check_step(status);
         watch.stop(context->crew, batch->n_tokens);
         if (is_cancelled(context)) { // a GPU does not check during a run
             velo::fail(VELO_CANCELLED, "the step was cancelled");
         }
-        kept.done = true;
+        results.kept = true;
         ++context->timings.n_runs;
         context->timings.n_tokens += batch->n_tokens;
     });

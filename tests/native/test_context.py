@@ -92,6 +92,16 @@ def test_a_step_gives_logits(context: Context, arrays: StepArrays) -> None:
         context.logits(-1)
 
 
+def test_a_refused_step_leaves_the_results_of_the_last(context: Context, arrays: StepArrays) -> None:
+    run(context, arrays, [(Seq([0]), PROMPT), (Seq([5]), PROMPT[:3])])
+    before = logits_of(context, 2)
+    counts = fill_step(arrays, 32, [(Seq([1]), PROMPT)])
+    arrays.slots[0, 2] = 16 * 32
+    with pytest.raises(ConfigError, match="slot"):
+        context.run(arrays, *counts)
+    np.testing.assert_array_equal(logits_of(context, 2), before)
+
+
 def test_no_logits_before_the_first_step(context: Context) -> None:
     with pytest.raises(ConfigError, match="row 0"):
         context.logits(0)
