@@ -28,17 +28,12 @@ def cache_root() -> Path:
     return base.absolute() / "pyvelo" / "upstream"
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers of an option, for argparse."""
-
-    def parse(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{number}: give {least} or more")
-        return number
-
-    parse.__name__ = "whole number"  # argparse names it in its errors
-    return parse
+def positive(text: str) -> int:
+    """Parse a number of 1 or more, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: give 1 or more")
+    return number
 
 
 def gguf_file(text: str) -> Path:

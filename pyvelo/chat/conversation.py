@@ -188,14 +188,18 @@ class Chats:
     def _note_left_out(self, messages: Sequence[Message], prompt: str) -> None:
         """Warn once of each role whose messages a template leaves out.
 
-        Templates may leave out parts of earlier answers, and escape or strip texts. So only the longest word
+        Templates may leave out parts of earlier answers, and escape or strip texts. So one word of each role
         is looked for, and none of the assistant's.
         """
+        words: dict[str, str] = {}
         for message in messages:
             role, content = message["role"], message.get("content")
-            if role == "assistant" or role in self._left_out or not isinstance(content, str):
+            if role in words or role == "assistant" or not isinstance(content, str) or len(words) == 8:
                 continue
-            if max(_WORD.findall(content), key=len, default="") not in prompt:
+            if found := _WORD.findall(content[:1000]):
+                words[role] = max(found, key=len)
+        for role, word in words.items():
+            if word not in prompt and role not in self._left_out:
                 self._left_out.add(role)
                 _log.warning(
                     "the chat template leaves out messages of the role %s: the model does not see them",

@@ -26,7 +26,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from pyvelo.memory.cores import find_cores
-from scripts._common import ScriptError, at_least, gguf_file, run_main
+from scripts._common import ScriptError, gguf_file, positive, run_main
 from scripts.bench._runs import default_model, output_of, random_prompt, stock_folder
 from scripts.bench.batched import Case, stock_command
 
@@ -150,14 +150,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    whole = at_least(1)
     parser.add_argument("model", nargs="?", type=gguf_file, help="a GGUF file; default: bench/engine.py's")
     parser.add_argument("--stock-bin", type=Path, help="folder of the stock programs; default: built here")
-    parser.add_argument("--sequences", nargs="+", type=whole, default=[1, 8], help="default: 1 8")
-    parser.add_argument("--tokens", type=whole, default=64, help="N, of each sequence; default: %(default)s")
-    parser.add_argument("--rounds", type=whole, default=3, help="turns; default: %(default)s")
+    parser.add_argument("--sequences", nargs="+", type=positive, default=[1, 8], help="default: 1 8")
     parser.add_argument(
-        "--threads", type=whole, default=find_cores().threads, help="of each program; default: %(default)s"
+        "--tokens", type=positive, default=64, help="N, of each sequence; default: %(default)s"
+    )
+    parser.add_argument("--rounds", type=positive, default=3, help="turns; default: %(default)s")
+    parser.add_argument(
+        "--threads", type=positive, default=find_cores().threads, help="of each program; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=3, type=int, help=argparse.SUPPRESS)

@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from pyvelo.cpu import NEEDED
 from pyvelo.kv.types import KVType
 from pyvelo.memory.cores import find_cores
-from scripts._common import ScriptError, at_least, gguf_file, run_main
+from scripts._common import ScriptError, gguf_file, positive, run_main
 from scripts.bench import batched, engine
 from scripts.bench._runs import default_model, output_of
 from scripts.bench.engine import BATCH, Plan
@@ -238,17 +238,18 @@ def main() -> int:
     parser.add_argument(
         "--ik-bin", type=Path, help="folder of ik_llama.cpp's programs; default: without them"
     )
-    whole = at_least(1)
-    parser.add_argument("--rounds", type=whole, default=3, help="turns; default: %(default)s")
+    parser.add_argument("--rounds", type=positive, default=3, help="turns; default: %(default)s")
     parser.add_argument(
-        "--repeats", type=whole, default=2, help="measurements in a turn; default: %(default)s"
+        "--repeats", type=positive, default=2, help="measurements in a turn; default: %(default)s"
     )
     parser.add_argument(
-        "--threads", type=whole, default=find_cores().threads, help="of each program; default: %(default)s"
+        "--threads", type=positive, default=find_cores().threads, help="of each program; default: %(default)s"
     )
-    parser.add_argument("--prompt", type=whole, default=512, help="tokens of a prompt; default: %(default)s")
     parser.add_argument(
-        "--tokens", type=whole, default=64, help="that each sequence decodes; default: %(default)s"
+        "--prompt", type=positive, default=512, help="tokens of a prompt; default: %(default)s"
+    )
+    parser.add_argument(
+        "--tokens", type=positive, default=64, help="that each sequence decodes; default: %(default)s"
     )
     parser.add_argument(
         "--depth",
