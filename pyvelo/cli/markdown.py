@@ -90,15 +90,16 @@ def _renderer() -> type[Markdown]:
     return Renderer
 
 
-def split_blocks(text: str) -> tuple[str, str]:
-    """Split markdown after the last empty line outside a code fence."""
-    fence, at, end = "", 0, 0
+def split_blocks(text: str) -> tuple[list[str], str]:
+    """Split markdown after each empty line outside a code fence; the rest may still grow."""
+    blocks, rest, fence = list[str](), "", ""
     for line in text.splitlines(keepends=True):
-        at += len(line)
+        rest += line
         fence, is_fence = _after(fence, line)
         if not fence and not is_fence and not line.strip() and line.endswith("\n"):
-            end = at
-    return text[:end], text[end:]
+            blocks.append(rest)
+            rest = ""
+    return blocks, rest
 
 
 def last_lines(text: str, n_lines: int) -> str:

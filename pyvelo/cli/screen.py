@@ -158,8 +158,8 @@ class RichScreen:
             self._end_block()
             self._reasons = reasoning
         done, self._text = split_blocks(self._text + visible(text))
-        if done:
-            self._print(done)
+        for block in done:
+            self._print(block)
         self._settle()
         if self._live is None and self._text.strip():
             self._separate()

@@ -325,14 +325,14 @@ BLOCK_PARTS = ["a", "\n", "\n\n", "```", "~~~", "```py\n", " ", "# b\n"]
 @given(st.lists(st.sampled_from(BLOCK_PARTS)).map("".join))
 def test_blocks_are_split_without_loss(text: str) -> None:
     done, rest = split_blocks(text)
-    assert done + rest == text
-    assert not done or done.endswith("\n")
+    assert "".join(done) + rest == text
+    assert all(block.endswith("\n") for block in done)
 
 
 def test_a_code_block_stays_whole() -> None:
-    assert split_blocks("a\n\nb") == ("a\n\n", "b")
-    assert split_blocks("a\n\n```\nx\n\ny\n") == ("a\n\n", "```\nx\n\ny\n")
-    assert split_blocks("```\nx\n\n```\n\nz") == ("```\nx\n\n```\n\n", "z")
+    assert split_blocks("a\n\nb\n\nc") == (["a\n\n", "b\n\n"], "c")
+    assert split_blocks("a\n\n```\nx\n\ny\n") == (["a\n\n"], "```\nx\n\ny\n")
+    assert split_blocks("```\nx\n\n```\n\nz") == (["```\nx\n\n```\n\n"], "z")
 
 
 @pytest.mark.parametrize(

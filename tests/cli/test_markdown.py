@@ -107,15 +107,15 @@ def test_no_word_is_lost_between_blocks(pieces: list[str | None]) -> None:
     shown = rest = ""
     for piece, word in zip(pieces, words, strict=True):
         done, rest = split_blocks(rest + (word if piece is None else piece))
-        shown += drawn(done) if done else ""
+        shown += "".join(map(drawn, done))
     shown += drawn(rest)
     for piece, word in zip(pieces, words, strict=True):
         assert piece is not None or word in shown
 
 
 def test_what_is_no_fence_opens_no_code_block() -> None:
-    assert split_blocks("```x``` is code\n\nmore") == ("```x``` is code\n\n", "more")
-    assert split_blocks("````\n```\n\n```\n````\n\nz") == ("````\n```\n\n```\n````\n\n", "z")
+    assert split_blocks("```x``` is code\n\nmore") == (["```x``` is code\n\n"], "more")
+    assert split_blocks("````\n```\n\n```\n````\n\nz") == (["````\n```\n\n```\n````\n\n"], "z")
 
 
 def test_the_last_lines_keep_the_fence_that_opens_them() -> None:
