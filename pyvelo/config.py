@@ -19,6 +19,7 @@ from pyvelo.kv_events import KVEvents
 from pyvelo.kv_store import KVStore
 
 __all__ = [
+    "MAX_LORA_SCALE",
     "MAX_THREADS",
     "EngineConfig",
     "GpuLayers",
@@ -43,6 +44,7 @@ _MAX_BATCH = 1 << 20
 
 MAX_THREADS = 512
 """Most threads of a team: GGML_MAX_N_THREADS."""
+MAX_LORA_SCALE = 1e6
 
 
 LoraGiven = str | os.PathLike[str] | tuple[str | os.PathLike[str], float]
@@ -65,7 +67,7 @@ def lora_setting(name: Any, path: Any, scale: Any = 1.0) -> LoraSetting:
     if isinstance(scale, Real) and not isinstance(scale, bool):
         with suppress(OverflowError):  # of a whole number or a fraction
             number = float(scale)
-    if not abs(number) <= 1e6:
+    if not abs(number) <= MAX_LORA_SCALE:
         raise ConfigError(
             f"the scale of the adapter {shown(name)} is {shown(scale)}: give a number up to 1e6"
         )

@@ -3,6 +3,7 @@
 #include "handles.hpp"
 #include "model-facts.h"
 #include "pool-checks.hpp"
+#include "row-team.hpp"
 #include "team.hpp"
 #include "threads.hpp"
 #include "timer.hpp"
@@ -292,11 +293,7 @@ velo_status velo_context_logits(velo_context * context, int32_t row, float * log
         if (capacity < context->n_vocab) {
             velo::fail(VELO_INVALID, "the buffer has room for %d logits, but a row has %d", capacity, context->n_vocab);
         }
-        const float * found = llama_paged_logits(context->llama.get(), row);
-        if (!found) {
-            velo::fail(VELO_INVALID, "%s", llama_paged_error());
-        }
-        std::copy_n(found, context->n_vocab, logits);
+        std::copy_n(velo::logits_of(*context, row), context->n_vocab, logits);
     });
 }
 

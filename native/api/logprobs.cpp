@@ -4,8 +4,6 @@
 #include "row-team.hpp"
 #include "timer.hpp"
 
-#include "llama-paged.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -39,10 +37,7 @@ velo_status velo_logprobs(velo_context * context, const int32_t * rows, const in
         std::vector<const float *> logits; // of each row
         for (int32_t i = 0; i < n; ++i) {
             velo::check_range("a token", tokens[i], 0, context->n_vocab - 1);
-            logits.push_back(llama_paged_logits(context->llama.get(), rows[i]));
-            if (!logits.back()) {
-                velo::fail(VELO_INVALID, "%s", llama_paged_error());
-            }
+            logits.push_back(velo::logits_of(*context, rows[i]));
         }
         velo::for_rows(*context, n, true, [&](int32_t i, velo::row_buffers & buffers) {
             const float *         row = logits[static_cast<size_t>(i)];

@@ -4,6 +4,8 @@
 #include "handles.hpp"
 #include "team.hpp"
 
+#include "llama-paged.h"
+
 #include <algorithm>
 #include <exception>
 
@@ -12,6 +14,15 @@
 #endif
 
 namespace velo {
+
+// Return the logits of an output of the last step; throw VELO_INVALID if there is no such row.
+inline float * logits_of(const velo_context & context, int32_t row) {
+    float * found = llama_paged_logits(context.llama.get(), row);
+    if (!found) {
+        fail(VELO_INVALID, "%s", llama_paged_error());
+    }
+    return found;
+}
 
 // Call f(i, buffers) for each i below `n`. The team of the last step does so at once, each thread with its own buffers,
 // if it belongs to the calling thread, and if `apart` says that the calls do not meet. The first exception is thrown

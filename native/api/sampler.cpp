@@ -4,8 +4,6 @@
 #include "row-team.hpp"
 #include "timer.hpp"
 
-#include "llama-paged.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -233,10 +231,7 @@ velo_status velo_sample(velo_context * context, const int32_t * rows, velo_sampl
             if (samplers[i]->model != context->model) {
                 velo::fail(VELO_INVALID, "sampler %d was made for another model", i);
             }
-            logits.push_back(llama_paged_logits(context->llama.get(), rows[i]));
-            if (!logits.back()) {
-                velo::fail(VELO_INVALID, "%s", llama_paged_error());
-            }
+            logits.push_back(velo::logits_of(*context, rows[i]));
         }
         // a sampler that occurs twice draws in order, and each changes its row for a while
         const bool apart = are_distinct(logits) && are_distinct(std::vector<velo_sampler *>(samplers, samplers + n));

@@ -215,9 +215,9 @@ struct clear_unless_done {
     }
 };
 
-// Run one ubatch, after n_done outputs of earlier ones, and return its number of outputs. `logits` are all outputs'.
+// Run one ubatch, after n_done outputs of earlier ones, and return its number of outputs.
 static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p,
-                          int32_t n_done, float *& logits) {
+                          int32_t n_done) {
     set_step(paged, b, p);
     const llama_ubatch ub = make_ubatch(paged, b, p);
 
@@ -243,8 +243,8 @@ static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_
             paged_fail(LLAMA_PAGED_FAILED, "the step could not be computed");
         }
     }
-    states.done = true;
-    logits      = take_logits(ctx, *result, ub, p, p.t1 - p.t0 == b.n_tokens, n_done);
+    states.done  = true;
+    paged.logits = take_logits(ctx, *result, ub, p, p.t1 - p.t0 == b.n_tokens, n_done);
     if (own) {
         ctx.synchronize(); // the graph uses the memory context, which is freed here
     }
@@ -305,12 +305,10 @@ static void decode(llama_context & ctx, llama_paged & paged, const llama_paged_b
     const step_scope scope{paged.step};
     const int32_t    n_ubatch = ctx.get_cparams().n_ubatch;
     int32_t          n_done   = 0;
-    float *          logits   = nullptr;
     for (const ubatch_range & p : paged.states ? split_by_length(b, n_ubatch) : split_by_tokens(b, n_ubatch)) {
-        n_done += run_ubatch(ctx, paged, b, p, n_done, logits);
+        n_done += run_ubatch(ctx, paged, b, p, n_done);
     }
     access::n_outputs(ctx) = n_done;
-    paged.logits           = logits;
     paged.n_logits         = n_done;
 }
 

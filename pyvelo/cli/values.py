@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyvelo.config import MAX_LORA_SCALE
 from pyvelo.errors import ConfigError, RequestError, shown
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def parse_lora(text: str) -> tuple[str, float]:
     path, colon, scale = text.rpartition(":")
     if colon and path and not os.path.exists(text):
         number = _number(scale)
-        if number is not None and abs(number) <= 1e6:
+        if number is not None and abs(number) <= MAX_LORA_SCALE:
             return path, number
         if number is not None or os.path.exists(path):  # else a colon in a name, or a drive of Windows
             raise ConfigError(

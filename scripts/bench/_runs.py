@@ -41,6 +41,13 @@ def stock_folder(named: Path | None, *options: str) -> Path:
     return Path(done.stdout.splitlines()[-1])
 
 
+def check_programs(folder: Path | None, *names: str) -> None:
+    """Raise ScriptError if a folder that the user has named lacks a program."""
+    for name in names:
+        if folder is not None and not (folder / name).exists():
+            raise ScriptError(f"{folder} has no {name}")
+
+
 def wait_for_store(llm: Any) -> None:
     """Wait until the KV store of a model is in use, if it has one: its file is read first."""
     persistence = llm._engine.persistence

@@ -26,8 +26,8 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from pyvelo.memory.cores import find_cores
-from scripts._common import ScriptError, gguf_file, positive, run_main
-from scripts.bench._runs import default_model, output_of, random_prompt, stock_folder
+from scripts._common import gguf_file, positive, run_main
+from scripts.bench._runs import check_programs, default_model, output_of, random_prompt, stock_folder
 from scripts.bench.batched import Case, stock_command
 
 RAPL = Path("/sys/class/powercap")
@@ -166,8 +166,7 @@ def main() -> int:
     if given.worker:
         generate(given.model, *given.worker)
         return 0
-    if given.stock_bin and not (given.stock_bin / "llama-batched-bench").exists():
-        raise ScriptError(f"{given.stock_bin} has no llama-batched-bench")
+    check_programs(given.stock_bin, "llama-batched-bench")
     model, folder = given.model or default_model(), stock_folder(given.stock_bin)
     results = [race(model, folder, n, given.tokens, given.threads, given.rounds) for n in given.sequences]
     if given.json:

@@ -35,7 +35,7 @@ from pyvelo.kv.types import KVType
 from pyvelo.memory.cores import find_cores
 from scripts._common import ScriptError, gguf_file, positive, run_main
 from scripts.bench import batched, engine
-from scripts.bench._runs import default_model, output_of
+from scripts.bench._runs import check_programs, default_model, output_of
 from scripts.bench.engine import BATCH, Plan
 from scripts.build.stock import LIBRARIES, PROCESSORS, TOOLS, build_stock
 
@@ -261,10 +261,8 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    for folder in filter(None, (given.stock_bin, given.ik_bin)):
-        for program in ("llama-bench", "llama-batched-bench"):
-            if not (folder / program).exists():
-                raise ScriptError(f"{folder} has no {program}")
+    for folder in (given.stock_bin, given.ik_bin):
+        check_programs(folder, "llama-bench", "llama-batched-bench")
     plan = Plan(
         model=(given.model or default_model()).resolve(),
         stock_bin=given.stock_bin or build_stock(LIBRARIES + TOOLS, PROCESSORS[given.cpu or built_for()]),
