@@ -34,7 +34,9 @@ class RemoteOpenAIServer:
 
     def __init__(self, model: str, vllm_serve_args: Sequence[str], **_: Any) -> None:
         file = SETUP["qwen" if "qwen" in model.lower() else "model"]
-        command = [*SETUP["command"], "serve", file, "--port", "0", "--quiet", *_options(vllm_serve_args)]
+        # deterministic: random weights have near ties, which a prompt that is cached would turn
+        options = ["--port", "0", "--quiet", "--deterministic", *_options(vllm_serve_args)]
+        command = [*SETUP["command"], "serve", file, *options]
         command += ["--model-name", model, "--model-name", "*"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
