@@ -86,7 +86,7 @@ async def count_tokens(serving: Serving, exchange: Exchange, ticket: Ticket, bod
     """Answer with the number of tokens of a conversation."""
     request = convert(body, AnthropicPrompt)
     serving.check_model(request.model)
-    tokens = await serving.loop.preparer.run(partial(chat_prompt, serving, _chat(request)))
+    tokens = await serving.loop.preparer.run(lambda: chat_prompt(serving, _chat(request)))
     await exchange.answer({"input_tokens": len(tokens)})
 
 

@@ -45,6 +45,8 @@ def chat_messages(
                 turns.add(message.role, block, f"{where}.content[{place}]")
     for each in turns.found:
         each["content"] = as_content(each["content"])
+        if "reasoning_content" in each:
+            each["reasoning_content"] = "".join(each["reasoning_content"])
     return with_names(turns.found)
 
 
@@ -64,9 +66,7 @@ class _Turns:
         """Append a block to the conversation."""
         kind = block.get("type")
         if kind == "thinking" and role == "assistant":
-            turn = self.of(role)
-            thought = _string(block, "thinking", where)
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+            self.of(role).setdefault("reasoning_content", []).append(_string(block, "thinking", where))
         elif kind == "redacted_thinking":
             self.of(role)
         elif kind == "tool_use" and role == "assistant":

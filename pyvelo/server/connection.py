@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,9 +19,12 @@ HEAD_SECONDS = 30.0
 """Time for a head to arrive, from the connection on or from the first byte of a later request."""
 MAX_PIPELINED = 8
 """Requests of a connection that are read while the first is answered."""
+MOST_OPEN = 128
+"""Requests without a whole answer, one more than which ends the connection: one read may bring thousands."""
 
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
-_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+UPGRADE = b"\r\nupgrade:"
+_UPGRADE = re.compile(UPGRADE, re.IGNORECASE)
 READ_SECONDS = 60.0
 """Time after which a connection ends whose client reads nothing of what waits for it."""
 
@@ -41,8 +45,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport, self.flow = transport, FlowControl(transport)
         self.server = self.client = None
         self.scheme = "http"
-        self._open: list[RequestResponseCycle] = []  # requests without a whole answer
+        self._open: deque[RequestResponseCycle] = deque()  # requests without a whole answer, in their order
         self._head_bytes = 0
+        self._in_head = True  # or between two requests
+        self._held = b""  # end of what came, which may begin a header Upgrade
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._unread = 0
@@ -61,7 +67,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse bytes; refuse a head, or the trailers behind a body, that are too long."""
         self._head_bytes += len(data)
-        super().data_received(_without_upgrade(data) if self._timer is not None else data)
+        if self._in_head:
+            data, self._held = _without_upgrade(self._held + data)
+        if data:
+            super().data_received(data)
         if self._head_bytes > HEAD_BYTES:
             if self._timer is not None:
                 self.transport.write(TOO_LONG)
@@ -85,9 +94,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_body(body)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no request, unless the connection has ended."""
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
     def on_message_complete(self) -> None:
         """End a request."""
-        self._head_bytes = 0
+        self._head_bytes, self._in_head = 0, True
         super().on_message_complete()
 
     def on_message_begin(self) -> None:
@@ -106,15 +120,27 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """End the head of a request."""
         self._stop_timer()
+        self._in_head = False
+        while self._open and self._open[0].response_complete:
+            self._open.popleft()
+        if len(self._open) >= MOST_OPEN:
+            self.transport.abort()
+            raise ConnectionAbortedError  # stops the parser
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is None or self.cycle is before:
             return
-        self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
+        self._open.append(self.cycle)
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign, assignment]
         if len(self._open) <= MAX_PIPELINED:
             self.flow.resume_reading()  # a disconnect is seen by reading only
+
+    def on_response_complete(self) -> None:
+        """Begin with the next request; read on unless many wait."""
+        super().on_response_complete()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.flow.pause_reading()
 
     def pause_writing(self) -> None:
         """Watch a client that reads more slowly than the server writes."""
@@ -153,14 +179,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """Return the beginning of a request whose header Upgrade has another name.
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """Return bytes of a head whose header Upgrade has another name, and an end that may begin that header.
 
     A server may ignore the header, and this one speaks HTTP/1.1 alone. But the parser would end the request
     there, and take its body for another protocol. Java's client asks for HTTP/2 so.
     """
     head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nx-grade:", head) + end + rest
+    held = 0 if end else _begun(head)
+    return _UPGRADE.sub(b"\r\nx-grade:", head[: len(head) - held]) + end + rest, head[len(head) - held :]
+
+
+def _begun(head: bytes) -> int:
+    """Return how many bytes at the end may begin a header Upgrade."""
+    last = head[-len(UPGRADE) + 1 :].lower()
+    return next((n for n in range(len(last), 0, -1) if UPGRADE.startswith(last[-n:])), 0)
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
 from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.engine.input_processor import AskedOfAll, Prompt
 from pyvelo.engine.output import Submission, outputs_of
@@ -18,7 +16,7 @@ from pyvelo.outputs import RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
 from pyvelo.server.answers import adapt
 from pyvelo.server.errors import HttpError, of_exception
-from pyvelo.server.http import EVENTS, PING
+from pyvelo.server.http import EVENTS, PING, encoded, encoded_list
 from pyvelo.server.schemas import GenerationFields
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Form", "Job", "OpenAIForm", "answer_job", "answer_stream", "ended", "usage_of"]
 
 DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
 
 
 class Form(Protocol):
@@ -83,7 +80,7 @@ class OpenAIForm:
             "system_fingerprint": serving.fingerprint,
         }
         self._chunk = {**self._base, "object": chunk}
-        self._open = b"data: " + _encode(self._chunk)[:-1] + b',"choices":[{"index":'
+        self._open = b"data: " + encoded(self._chunk)[:-1] + b',"choices":[{"index":'
         self._wants_usage = options is not None and bool(options.include_usage)
         self._counts_usage = bool(self._wants_usage and options and options.continuous_usage_stats)
         self._n = fields.n or 1
@@ -104,11 +101,11 @@ class OpenAIForm:
         self._n_new[index] = n_new
         n_prompt = self._firsts[index // self._n].n_prompt
         counts = {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
-        return b',"usage":' + _encode(counts)
+        return b',"usage":' + encoded(counts)
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
         """Return the event with the usage and without choices."""
-        return b"data: " + _encode({**self._chunk, "choices": [], "usage": usage}) + b"\n\n"
+        return b"data: " + encoded({**self._chunk, "choices": [], "usage": usage}) + b"\n\n"
 
     def prompt_logprobs(self, output: RequestOutput) -> dict[str, Any]:
         """Return the field with the logprobs of a prompt, if they were asked for."""
@@ -123,7 +120,7 @@ class OpenAIForm:
 
     def failed(self, error: HttpError) -> bytes:
         """Return the error and the end."""
-        return b"data: " + _encode(error.body) + b"\n\n" + DONE
+        return b"data: " + encoded(error.body) + b"\n\n" + DONE
 
 
 @dataclass
@@ -204,7 +201,16 @@ async def answer_stream(
                 pass
         outputs = outputs_of(stream.submissions)
         _check_deadline(stream)
-        await exchange.answer(job.form.answer(outputs, usage_of(stream, job.silent)))
+        make = partial(job.form.answer, outputs, usage_of(stream, job.silent))
+        if any(output.prompt_logprobs for output in outputs):  # the event loop would stand still for seconds
+            await exchange.answer(await serving.loop.preparer.run(lambda: _in_pieces(make())))
+        else:
+            await exchange.answer(make())
+
+
+def _in_pieces(answer: Mapping[str, Any]) -> bytes:
+    """Return an answer as JSON, encoded choice by choice."""
+    return encoded({**answer, "choices": encoded_list(answer["choices"], at_once=1)})
 
 
 async def _send_events(serving: Serving, exchange: Exchange, job: Job, stream: RequestStream) -> None:
@@ -244,7 +250,7 @@ def ended(reason: str | None, stop_reason: int | str | None, usage: bytes = b"")
     """Return the end of an event: why its choice ended, or null, and the usage so far."""
     if reason is None:
         return b',"finish_reason":null}]%s}\n\n' % usage
-    return b',"finish_reason":%s,"stop_reason":%s}]%s}\n\n' % (_encode(reason), _encode(stop_reason), usage)
+    return b',"finish_reason":%s,"stop_reason":%s}]%s}\n\n' % (encoded(reason), encoded(stop_reason), usage)
 
 
 def _id_text(token: int) -> str:

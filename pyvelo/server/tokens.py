@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.server.chat import chat_prompt
 from pyvelo.server.errors import refused
+from pyvelo.server.http import encoded, encoded_list
 from pyvelo.server.schemas import DetokenizeRequest, TokenizeRequest, convert
 
 if TYPE_CHECKING:
@@ -28,19 +30,21 @@ async def tokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body: M
         raise refused("prompt", "give either prompt or messages")
     model, prompt = serving.engine.model, request.prompt
 
-    def make() -> list[int]:
+    def make() -> bytes:
         if prompt is None:
-            return list(chat_prompt(serving, request))
-        return model.tokenize(prompt, add_special=request.add_special_tokens, parse_special=True)
+            found = list(chat_prompt(serving, request))
+        else:
+            found = model.tokenize(prompt, add_special=request.add_special_tokens, parse_special=True)
+        ids: Iterable[Any] = found
+        texts = None
+        if as_llama and request.return_token_strs:
+            ids = map(cache(lambda token: {"id": token, "piece": _piece(serving.token_bytes(token))}), found)
+        elif request.return_token_strs:
+            texts = encoded_list(map(serving.token_text, found))
+        fields = {"count": len(found), "max_model_len": serving.engine.n_ctx, "token_strs": texts}
+        return encoded({**fields, "tokens": encoded_list(ids)})
 
-    found = await serving.loop.preparer.run(make)
-    answer: dict[str, Any] = {"count": len(found), "max_model_len": serving.engine.n_ctx, "tokens": found}
-    answer["token_strs"] = None
-    if as_llama and request.return_token_strs:
-        answer["tokens"] = [{"id": token, "piece": _piece(serving.token_bytes(token))} for token in found]
-    elif request.return_token_strs:
-        answer["token_strs"] = [serving.token_text(token) for token in found]
-    await exchange.answer(answer)
+    await exchange.answer(await serving.loop.preparer.run(make))
 
 
 async def detokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:

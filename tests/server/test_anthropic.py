@@ -15,6 +15,7 @@ from pyvelo import LLM, SamplingParams
 from pyvelo.chat.template import BUILT_IN, ChatTemplate
 from pyvelo.errors import RequestError
 from pyvelo.server.anthropic_form import MessageForm, anthropic_error
+from pyvelo.server.anthropic_messages import AnthropicMessage, chat_messages
 from pyvelo.server.auth import read_keys
 from pyvelo.server.errors import HttpError
 
@@ -217,3 +218,10 @@ def test_keys(serve: Serve) -> None:
         client.messages.create(messages=[USER], **FIELDS)
     body: Any = raised.value.body
     assert body["error"]["type"] == "authentication_error"
+
+
+def test_thoughts_of_a_turn_are_joined() -> None:
+    blocks: list[Any] = [{"type": "thinking", "thinking": text} for text in ("a", "", "b")]
+    turns = [AnthropicMessage(role="assistant", content=blocks), AnthropicMessage(role="user", content="?")]
+    assert chat_messages(None, [*turns, *turns])[0]["reasoning_content"] == "ab"
+    assert chat_messages(None, turns[:1] * 2)[0]["reasoning_content"] == "abab"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.outputs import RequestOutput, TokenLogprob
+from pyvelo.server.completions import CompletionForm
 
 from .servers import Server
 
@@ -216,6 +218,24 @@ def test_no_tokens_without_echo_are_nothing(server: Server) -> None:
     [choice] = server.ask(PATH, body)["choices"]
     assert (choice["text"], choice["logprobs"]) == ("", None)
     assert [each["text"] for each in joined(server.stream(PATH, body))] == [""]
+
+
+def test_logprobs_of_prompts_are_written_beside_the_event_loop(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, answer = [], CompletionForm.answer
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name.rpartition("_")[0])
+        return answer(*given)
+
+    monkeypatch.setattr(CompletionForm, "answer", watched)
+    body = {"prompt": [PROMPT] * 3, "max_tokens": 1, "temperature": 0}
+    choices = server.ask(PATH, {**body, "prompt_logprobs": 1, "logprobs": 1})["choices"]
+    assert [each["index"] for each in choices] == [0, 1, 2]
+    assert all(each["prompt_logprobs"] == choices[0]["prompt_logprobs"] for each in choices)
+    server.ask(PATH, body)
+    assert threads[0] == "pyvelo-prepare" != threads[1]
 
 
 def test_logprobs_of_a_prompt_as_vllm_names_them(server: Server, oracle: LLM) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from pyvelo import LLM
+from pyvelo.server.http import AT_ONCE, encoded, encoded_list
 
 from .servers import Server
 
@@ -52,3 +54,10 @@ def test_null_is_the_default_of_the_dialect(server: Server, oracle: LLM) -> None
     assert plain == oracle.tokenize("a", add_special=False)
     named = server.ask("/tokenize", {"prompt": "a", "add_special_tokens": None})["tokens"]
     assert named == oracle.tokenize("a", add_special=True)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
+def test_a_long_list_is_encoded_piece_by_piece(n: int) -> None:
+    values = [{"id": number, "piece": "a,]["} for number in range(n)]
+    assert json.loads(encoded(encoded_list(iter(values)))) == values
+    assert json.loads(encoded({"x": encoded_list(values[:7], at_once=1)})) == {"x": values[:7]}
