@@ -170,7 +170,7 @@ class Chats:
                 if continue_final_message:
                     text = _cut(text, conversation[-1])
                 shown = str.__str__(text)
-                self._note_left_out(conversation, shown)
+                self._note_left_out(conversation, functions, shown)
                 answer = self._answer(template, shown, conversation, functions, arguments) if begins else None
             except RequestError as error:
                 if one:
@@ -185,8 +185,8 @@ class Chats:
             raise RequestError("a stream answers one conversation: give a list of one message or more")
         return self.prompts(messages, **options)[0]
 
-    def _note_left_out(self, messages: Sequence[Message], prompt: str) -> None:
-        """Warn once of each role whose messages a template leaves out.
+    def _note_left_out(self, messages: Sequence[Message], tools: Tools, prompt: str) -> None:
+        """Warn once of each role whose messages a template leaves out, and of tools.
 
         Templates may leave out parts of earlier answers, and escape or strip texts. So one word of each role
         is looked for, and none of the assistant's.
@@ -205,6 +205,13 @@ class Chats:
                     "the chat template leaves out messages of the role %s: the model does not see them",
                     shown(role),
                 )
+        names = [each["function"]["name"] for each in tools.functions if tools.choice != "none"]
+        if names and not any(name in prompt for name in names) and "" not in self._left_out:
+            self._left_out.add("")
+            _log.warning(
+                "the chat template leaves out tools: the model cannot call them; ask one whose template has "
+                "them, or give a template with chat_template= (--chat-template)"
+            )
 
     def _answer(
         self,

@@ -94,6 +94,7 @@ class App:
         self.serving.live.end()
         tasks = [task for task in self._open if task is not asyncio.current_task()]
         if tasks:
+            _log.info("requests in progress: %d; they have %g s, or until a signal", len(tasks), seconds)
             await asyncio.wait(tasks, timeout=seconds)
         self.cancel_all()
         tasks = [task for task in tasks if not task.done()]

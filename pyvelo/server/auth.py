@@ -115,11 +115,14 @@ def read_keys(path: Path | None, given: Iterable[str] = ()) -> Keys:
 
     Raises: ConfigError with the line that is wrong, without its key.
     """
+    keys = [key.strip() for key in given]
     tenants = [
-        Tenant(f"key-{n}", _stored(key.strip(), f"key {n} of PYVELO_API_KEY", hashed=False))
-        for n, key in enumerate(given, 1)
-        if key.strip()
+        Tenant(f"key-{n}", _stored(key, f"key {n} of PYVELO_API_KEY", hashed=False))
+        for n, key in enumerate(keys, 1)
+        if key
     ]
+    if len(keys) > 1 and not tenants:
+        raise ConfigError("PYVELO_API_KEY has commas alone: give keys between them")
     if path is not None:
         tenants += [
             _tenant(line.split(), f"api_key_file={path}, line {number}")

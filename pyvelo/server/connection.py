@@ -46,7 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.server = self.client = None
         self.scheme = "http"
         self._open: deque[RequestResponseCycle] = deque()  # requests without a whole answer, in their order
-        self._head_bytes = 0
+        self._head_bytes = self._headers_bytes = 0
         self._in_head = True  # or between two requests
         self._held = b""  # end of what came, which may begin a header Upgrade
         self._timer: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
-        self._head_bytes = 0
+        self._head_bytes = self._headers_bytes = 0
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope["extensions"] = {"pyvelo.abort": self.transport.abort}
         self._expect_head()
@@ -115,6 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header of the head; trailers behind a body are dropped."""
         if self._timer is not None:
+            self._headers_bytes += len(name) + len(value)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -123,8 +124,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         while self._open and self._open[0].response_complete:
             self._open.popleft()
-        if len(self._open) >= MOST_OPEN:
+        if self._headers_bytes > HEAD_BYTES:  # of one read, which may bring more
+            self.transport.write(TOO_LONG)
+            self.transport.close()
+        elif len(self._open) >= MOST_OPEN:
             self.transport.abort()
+        if self.transport.is_closing():
             raise ConnectionAbortedError  # stops the parser
         before = self.cycle
         super().on_headers_complete()

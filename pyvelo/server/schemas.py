@@ -56,7 +56,7 @@ class ResponseFormat(Struct, kw_only=True):
     schema: dict[str, Any] | None = None
 
 
-class StructuredOutputs(Struct, kw_only=True):
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     json: str | dict[str, Any] | None = None
     regex: str | None = None
     choice: Choice | None = None
@@ -217,7 +217,7 @@ def convert(body: Mapping[str, Any], kind: type[T]) -> T:
             continue
         if name in REFUSED:
             raise refused(name, f"{name} is not supported: {REFUSED[name]}")
-        near = get_close_matches(name[:64], known, 1)
+        near = get_close_matches(name[:64], known, 1, cutoff=0.7)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise refused(name[:64], f"{name[:64]} is no parameter of this request{hint}")
     try:

@@ -8,6 +8,7 @@ __all__ = ["in_words"]
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _EXPECTED = re.compile(r"Expected `([^`]+)`(?: (of length )?(>=|<=|>|<) (\S+))?(?:, got `(\w+)`)?")
 _ENUM = re.compile(r"Invalid enum value (.+)")
 
@@ -32,10 +33,13 @@ def in_words(error: Exception) -> tuple[str, str | None]:
     if missing := _MISSING.fullmatch(text):
         name = f"{where}.{missing[1]}" if where else missing[1]
         return f"{name} is missing", name
+    if unknown := _UNKNOWN.fullmatch(text):
+        name = f"{where}.{unknown[1][:64]}" if where else unknown[1][:64]
+        return f"{name} is no parameter", name
     if expected := _EXPECTED.fullmatch(text):
         text = f"{where or 'it'} must be {_expectation(*expected.groups())}"
-    elif unknown := _ENUM.fullmatch(text):
-        text = f"{where or 'it'} must not be {unknown[1]}"
+    elif wrong := _ENUM.fullmatch(text):
+        text = f"{where or 'it'} must not be {wrong[1]}"
     elif where:
         text = f"{where}: {text}"
     return text, where or None

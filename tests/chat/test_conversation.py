@@ -93,6 +93,11 @@ def test_roles_that_a_template_leaves_out_are_named_once(caplog: pytest.LogCaptu
     critic, tool = (record.getMessage() for record in caplog.records)
     assert "leaves out messages of the role 'critic'" in critic
     assert "leaves out messages of the role 'tool'" in tool
+    caplog.clear()
+    add = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    for choice in ("none", None, None):
+        made.prompts(conversation, tools=[add], tool_choice=choice)
+    assert [record.getMessage()[:35] for record in caplog.records] == ["the chat template leaves out tools:"]
 
 
 def test_the_template_for_tools_is_taken_with_tools() -> None:

@@ -106,8 +106,10 @@ def test_a_key_of_the_environment_that_no_client_can_send_is_refused() -> None:
 
 
 def test_without_keys_no_key_is_needed() -> None:
-    keys = read_keys(None, ["", "  "])
+    keys = read_keys(None, ["  "])
     assert not keys.needed
+    with pytest.raises(ConfigError, match="commas alone"):
+        read_keys(None, ["", "  "])
     assert keys.tenant("") is ANYBODY
     assert keys.tenant("Bearer anything") is ANYBODY
 

@@ -116,6 +116,12 @@ def test_a_flood_of_requests_ends_the_connection() -> None:
     assert talk(request * 2 * n + CLOSE).count(b"HTTP/1.1") < n
 
 
+@pytest.mark.parametrize("line", [b"X: " + b"y" * 1000 + b"\r\n", b"X: " + b"y" * (1 << 17) + b"\r\n"])
+def test_a_long_head_of_one_read_is_refused(line: bytes) -> None:
+    lines = line * (2 * connection.HEAD_BYTES // len(line) + 1)
+    assert talk(b"GET / HTTP/1.1\r\n" + lines + CLOSE).startswith(b"HTTP/1.1 431")
+
+
 def test_a_long_head_is_refused() -> None:
     line = b"X: " + b"y" * 1000 + b"\r\n"
     found = talk(b"GET / HTTP/1.1\r\n", *[line] * (connection.HEAD_BYTES // 1000 + 300))

@@ -118,6 +118,7 @@ def test_text_is_no_form(server: Server) -> None:
         ({"response_format": {"type": "xml"}}, "response_format", "'xml'"),
         ({"response_format": "json"}, "response_format", "object"),
         ({"guided_choice": []}, "guided_choice", "at least 1 item"),
+        ({"structured_outputs": {"jsn": SCHEMA}}, "structured_outputs.jsn", "jsn is no parameter"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
         ({"guided_json": "{"}, None, "json_schema"),
         ({"guided_json": {"type": "nothing"}}, None, "json_schema"),
