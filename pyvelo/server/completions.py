@@ -173,7 +173,8 @@ class CompletionForm(OpenAIForm):
 
     def _logprobs(self, tokens: Sequence[TokenLogprob | int], place: _Place) -> dict[str, Any]:
         """Return OpenAI's lists of tokens, logprobs, most likely tokens and places in the text."""
-        text_of, bytes_of = self._text_of, self._serving.token_bytes
+        text_of, hides = self._text_of, self._request.skip_special_tokens is not False
+        bytes_of = self._serving.text_bytes if hides else self._serving.token_bytes
         found: dict[str, list[Any]] = {
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+_NAME = re.compile(r"[A-Za-z_]\w*(?=[=:[])")  # of an argument, at the beginning of a message
 
 
 @dataclass
@@ -84,8 +87,8 @@ def of_exception(error: Exception) -> HttpError:
     if isinstance(error, OutOfBlocks):
         return HttpError(400, message, code="context_length_exceeded")
     if isinstance(error, (RequestError, ArgumentError, UnsupportedError)):
-        name = message.split("=")[0]
-        return HttpError(400, message, param=name if name.isidentifier() else None)
+        name = _NAME.match(message)
+        return HttpError(400, message, param=name and name[0])
     if isinstance(error, (OutOfMemory, StoreError)):
         return HttpError(503, message, headers={"Retry-After": "5"})
     if isinstance(error, (ClosedError, EngineError)):

@@ -74,6 +74,7 @@ class Serving:
         self.new_id = settings.new_id
         self.responses = ResponseStore(MAX_RESPONSES, MAX_RESPONSE_CHARACTERS, time.monotonic)
         self.token_bytes = cache(lambda token: engine.model.token_bytes(token, special=True))
+        self.text_bytes = cache(engine.model.token_bytes)  # none of control tokens
         self.token_text = cache(lambda token: self.token_bytes(token).decode("utf-8", "replace"))
 
     async def start(self) -> None:

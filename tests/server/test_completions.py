@@ -42,7 +42,8 @@ def check_logprobs(llm: LLM, given: Any, expected: list[TokenLogprob | None], to
     texts = [llm.detokenize([token], special=True) for token in tokens]
     assert given["tokens"] == texts
     assert given["token_logprobs"] == [each and each.logprob for each in expected]
-    assert given["text_offset"] == [len("".join(texts[:n])) for n in range(len(texts))]
+    shown = [llm.detokenize([token]) for token in tokens]  # control tokens are no part of the text
+    assert given["text_offset"] == [len("".join(shown[:n])) for n in range(len(shown))]
     for best, text, each in zip(given["top_logprobs"], texts, expected, strict=True):
         named = each and {llm.detokenize([token], special=True): value for token, value in each.top}
         assert best == (each and {text: each.logprob, **(named or {})})  # the token that came, too
@@ -311,6 +312,18 @@ def test_places_in_a_text_are_in_whole_characters(server: Server, as_ids: bool) 
         before = [b"".join(token_bytes[:n]) for n in range(len(token_bytes))]
         assert given["text_offset"] == [len(each.decode("utf-8", "ignore")) for each in before]
         assert len(given["tokens"]) > len(choice["text"])
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_places_are_of_the_text_with_or_without_control_tokens(server: Server, hides: bool) -> None:
+    body = {"prompt": [1, 37, 2, 38], "echo": True, "logprobs": 0, "max_tokens": 3, "ignore_eos": True}
+    [choice] = server.ask(PATH, {**body, "skip_special_tokens": hides})["choices"]
+    given = choice["logprobs"]
+    assert len(choice["text"]) >= given["text_offset"][-1]
+    for place, name, token in zip(given["text_offset"], given["tokens"], body["prompt"], strict=False):
+        text = "" if hides and token in (1, 2) else name
+        assert choice["text"][place : place + len(text)] == text
+    assert (given["text_offset"][1] == 0) == hides
 
 
 def test_special_tokens_can_be_left_out_of_the_prompt(server: Server, oracle: LLM) -> None:
