@@ -17,6 +17,10 @@ __all__ = ["Outbox", "in_thread", "run_in_thread", "submit_to"]
 
 T = TypeVar("T")
 
+FEW = 16
+"""Calls that an event loop runs in a fraction of a millisecond."""
+LATER = 0.001  # seconds
+
 
 async def in_thread(call: Callable[[], T]) -> T:
     """Run a call in a thread, as asyncio.to_thread; raise as `submit_to` does."""
@@ -94,6 +98,17 @@ class Outbox:
         """Wake the event loop if there are calls. Thread-safe."""
         if self._calls:
             self._call(self._deliver)
+
+    def deliver_in_c(self) -> None:
+        """Wake the event loop, as the thread is about to make a long C call. Thread-safe.
+
+        Many calls run a little later: at once, they would take the processor of the thread before its call
+        has begun, and the threads that compute in it would wait.
+        """
+        if len(self._calls) > FEW:
+            self._call(partial(self._loop.call_later, LATER, self._deliver))
+        else:
+            self.deliver_soon()
 
     def deliver_then(self, call: Callable[[], object]) -> None:
         """Wake the event loop, which runs the calls and then this one. The outbox does not keep it."""

@@ -64,7 +64,7 @@ class AsyncEngineLoop:
             engine.loop.wake = partial(self._worker.wake.put, True)
             engine.loop.before_wait = outbox.deliver_soon
             # not before: the event loop would compete with the engine for the interpreter
-            engine.core.before_run.append(lambda _: outbox.deliver_soon())
+            engine.core.before_run.append(lambda _: outbox.deliver_in_c())
         Finalizer(self, partial(self._worker.wake.put, False))
 
     # ---- in the event loop ----

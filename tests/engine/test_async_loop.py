@@ -22,7 +22,7 @@ from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, open_engine_loop
 from pyvelo.engine.output import Submission
 from pyvelo.errors import Cancelled, ClosedError, ComputeError, OutOfMemory
 from pyvelo.outputs import StreamPiece
-from pyvelo.threads import Outbox, run_in_thread
+from pyvelo.threads import FEW, LATER, Outbox, run_in_thread
 
 from .fakes import FakeSampler, answer, text_of
 from .test_loop import WAIT, Stand, in_thread, submission
@@ -329,6 +329,24 @@ def test_pieces_arrive_while_a_visitor_keeps_the_next_step_waiting(
 
     asyncio.run(asyncio.wait_for(body(), WAIT))
     stand.assert_idle()
+
+
+@pytest.mark.parametrize("n", [0, 1, FEW, FEW + 1, 3 * FEW])
+def test_many_calls_wait_until_a_c_call_has_begun(n: int) -> None:
+    async def body() -> None:
+        loop, ran = asyncio.get_running_loop(), []
+        outbox, turn = Outbox(loop), loop.create_future()
+        for number in range(n):
+            outbox.put(partial(ran.append, number))
+        outbox.deliver_in_c()
+        loop.call_soon_threadsafe(turn.set_result, None)  # the next turn of the event loop
+        await turn
+        assert ran == ([] if n > FEW else list(range(n)))
+        while len(ran) < n:
+            await asyncio.sleep(LATER)
+        assert ran == list(range(n))
+
+    asyncio.run(body())
 
 
 def test_an_outbox_wakes_its_loop_once_for_all_calls() -> None:
