@@ -110,7 +110,8 @@ class Chats:
         self._given: dict[str, ChatTemplate] = {}
         self._formats = AnswerFormats(model)
         self._warned = False
-        self._left_out: set[str] = set()
+        self._left_out: set[str] = set()  # roles
+        self._leaves_out_tools = False
 
     @lazy_property
     def params(self) -> SamplingParams:
@@ -206,8 +207,8 @@ class Chats:
                     shown(role),
                 )
         names = [each["function"]["name"] for each in tools.functions if tools.choice != "none"]
-        if names and not any(name in prompt for name in names) and "" not in self._left_out:
-            self._left_out.add("")
+        if names and not self._leaves_out_tools and not any(name in prompt for name in names):
+            self._leaves_out_tools = True
             _log.warning(
                 "the chat template leaves out tools: the model cannot call them; ask one whose template has "
                 "them, or give a template with chat_template= (--chat-template)"

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.outputs import Delta, RequestOutput, StreamPiece
 from pyvelo.server.answers import arguments_of
 from pyvelo.server.errors import HttpError
 from pyvelo.server.generation import usage_of
-from pyvelo.server.http import EVENTS
+from pyvelo.server.http import EVENTS, encoded
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
 
 __all__ = ["MessageForm", "anthropic_error"]
 
-_encode = msgspec.json.Encoder().encode
 
 _KINDS = {
     401: "authentication_error",
@@ -81,7 +78,7 @@ class MessageForm:
 
     def failed(self, error: HttpError) -> bytes:
         """Return the error."""
-        return b"event: error\ndata: " + _encode(anthropic_error(error)) + b"\n\n"
+        return b"event: error\ndata: " + encoded(anthropic_error(error)) + b"\n\n"
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole answer."""
@@ -151,4 +148,4 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), encoded({"type": kind, **fields}))

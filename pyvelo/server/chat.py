@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.chat.conversation import ChatOptions, ChatPrompt
 from pyvelo.outputs import Delta, RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
 from pyvelo.server.generation import Job, OpenAIForm, answer_job, ended
+from pyvelo.server.http import encoded
 from pyvelo.server.params import chat_params, request_timeout
 from pyvelo.server.schemas import ChatRequest, TokenizeRequest, convert
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from pyvelo.server.serving import Serving
 
 __all__ = ["as_template_reads", "chat", "chat_prompt", "logprob_of", "params_of"]
-
-_encode = msgspec.json.Encoder().encode
 
 
 async def chat(
@@ -87,7 +84,7 @@ class ChatForm(OpenAIForm):
     def head(self, index: int) -> bytes:
         """Return the event with the role."""
         delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        ids = b',"prompt_token_ids":' + _encode(self._firsts[0].prompt_ids) if self._ids else b""
+        ids = b',"prompt_token_ids":' + encoded(self._firsts[0].prompt_ids) if self._ids else b""
         return b"%s%d%s%s%s}\n\n" % (self._open, index, delta, ids, self.usage_so_far(index))
 
     def piece(self, index: int, piece: StreamPiece) -> bytes:
@@ -105,11 +102,11 @@ class ChatForm(OpenAIForm):
         self, index: int, delta: dict[str, Any], piece: StreamPiece | None = None, reason: str | None = None
     ) -> bytes:
         """Return an event; the last of a piece has its logprobs, its token and the reason of the end."""
-        parts = [self._open, b"%d" % index, b',"delta":', _encode(delta), b',"logprobs":']
+        parts = [self._open, b"%d" % index, b',"delta":', encoded(delta), b',"logprobs":']
         logprob = None if piece is None else piece.logprob
-        parts.append(_encode(None if logprob is None else {"content": [self._logprob(logprob)]}))
+        parts.append(encoded(None if logprob is None else {"content": [self._logprob(logprob)]}))
         if piece is not None and self._ids:
-            parts += [b',"token_ids":', _encode(piece.token_ids)]
+            parts += [b',"token_ids":', encoded(piece.token_ids)]
         usage = self.usage_so_far(index, piece)
         parts.append(ended(reason, None if piece is None else piece.stop_reason, usage))
         return b"".join(parts)

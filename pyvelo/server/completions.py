@@ -9,12 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from pyvelo.engine.input_processor import Prompt
 from pyvelo.outputs import FinishReason, RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.server.errors import refused
 from pyvelo.server.generation import Job, OpenAIForm, answer_job, ended
+from pyvelo.server.http import encoded
 from pyvelo.server.params import completion_params, request_timeout
 from pyvelo.server.schemas import MAX_PROMPTS, CompletionRequest, convert
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from pyvelo.server.serving import Serving
 
 __all__ = ["complete", "prompts_of"]
-
-_encode = msgspec.json.Encoder().encode
 
 
 async def complete(
@@ -110,13 +107,13 @@ class CompletionForm(OpenAIForm):
             return b""
         if self._silent:
             text, piece = self._firsts[index // self._n].echo, self._silenced(piece)
-        parts = [self._open, b"%d" % index, b',"text":', _encode(text)]
-        parts += [b',"logprobs":', b"null" if logprob is None else _encode(self._logprobs_of(index, piece))]
+        parts = [self._open, b"%d" % index, b',"text":', encoded(text)]
+        parts += [b',"logprobs":', b"null" if logprob is None else encoded(self._logprobs_of(index, piece))]
         if self._ids:
-            parts += [b',"token_ids":', _encode(piece.token_ids)]
+            parts += [b',"token_ids":', encoded(piece.token_ids)]
             if index not in self._begun:
                 self._begun.add(index)
-                parts += [b',"prompt_token_ids":', _encode(self._firsts[index // self._n].prompt_ids)]
+                parts += [b',"prompt_token_ids":', encoded(self._firsts[index // self._n].prompt_ids)]
         parts.append(ended(piece.finish_reason, piece.stop_reason, self.usage_so_far(index, piece)))
         return b"".join(parts)
 

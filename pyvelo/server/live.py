@@ -9,8 +9,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.request import Request
 from pyvelo.engine.step import EngineCore
@@ -18,6 +16,7 @@ from pyvelo.errors import ConfigError
 from pyvelo.server.auth import Tenant
 from pyvelo.server.blocks import STATES, BlockView, RequestRow, Snapshot, changed_rows, collect, shown
 from pyvelo.server.errors import HttpError
+from pyvelo.server.http import encoded
 from pyvelo.server.rates import RateRow, Rates
 from pyvelo.threads import in_thread
 from pyvelo.trace.observer import CoreObserver
@@ -35,7 +34,6 @@ MAX_VIEWERS = 64
 MAX_VIEWERS_OF_KEY = 16
 
 _log = logging.getLogger("pyvelo.server")
-_encode = msgspec.json.Encoder().encode
 
 
 class Viewer:
@@ -306,4 +304,4 @@ class Recording:
 
 
 def _event(name: str, data: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), _encode(data))
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encoded(data))

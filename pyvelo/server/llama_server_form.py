@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from pyvelo.outputs import FinishReason, RequestOutput, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import SamplingParams
 from pyvelo.server.chat import logprob_of
 from pyvelo.server.errors import HttpError
-from pyvelo.server.http import EVENTS, PING
+from pyvelo.server.http import EVENTS, PING, encoded
 from pyvelo.server.schemas import CompletionRequest
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LlamaCompletion", "LlamaForm", "settings_of"]
 
-_encode = msgspec.json.Encoder().encode
 _NO_SLOT = -1
 _SHORT = {"stop": None, "grammar": "", "logit_bias": ()}
 
@@ -102,12 +100,12 @@ class LlamaForm:
                 "tokens_evaluated": self._firsts[index].n_prompt,
                 **self._probabilities([] if piece.logprob is None else [piece.logprob]),
             }
-            found = b"data: " + _encode(event) + b"\n\n"
+            found = b"data: " + encoded(event) + b"\n\n"
         if piece.finish_reason is None or piece.usage is None or piece.times is None:
             return found
         end = _End(piece.finish_reason, piece.stop_reason, piece.usage, piece.times)
         last = self._cut({"content": "", "tokens": (), **self._ended(index, end, index in self._lines)})
-        return found + b"data: " + _encode(last) + b"\n\n"
+        return found + b"data: " + encoded(last) + b"\n\n"
 
     def end(self, usage: Mapping[str, Any]) -> bytes:
         """Return nothing: each sample has told its end."""
@@ -115,7 +113,7 @@ class LlamaForm:
 
     def failed(self, error: HttpError) -> bytes:
         """Return the error."""
-        return b"data: " + _encode(error.body) + b"\n\n"
+        return b"data: " + encoded(error.body) + b"\n\n"
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> Any:
         """Return the whole answer, or a list of them."""

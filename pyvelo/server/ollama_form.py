@@ -7,19 +7,16 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.outputs import Delta, RequestOutput, StreamPiece
 from pyvelo.server.answers import arguments_of
 from pyvelo.server.errors import HttpError
+from pyvelo.server.http import encoded
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
 
 __all__ = ["OllamaForm", "now"]
-
-_encode = msgspec.json.Encoder().encode
 
 
 class OllamaForm:
@@ -61,15 +58,15 @@ class OllamaForm:
         if self._call and piece.finish_reason is not None:
             parts.append(self._called())
         shown = [_shown([part]) for part in parts]
-        return b"".join(_encode(self._line(each, done=False)) + b"\n" for each in shown if each)
+        return b"".join(encoded(self._line(each, done=False)) + b"\n" for each in shown if each)
 
     def end(self, usage: Mapping[str, Any]) -> bytes:
         """Return the last line."""
-        return _encode(self._last({}, usage)) + b"\n"
+        return encoded(self._last({}, usage)) + b"\n"
 
     def failed(self, error: HttpError) -> bytes:
         """Return the error."""
-        return _encode({"error": error.message}) + b"\n"
+        return encoded({"error": error.message}) + b"\n"
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole answer."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.engine.output import outputs_of
 from pyvelo.outputs import Delta, RequestOutput, StreamPiece
 from pyvelo.server.chat import logprob_of
 from pyvelo.server.errors import HttpError
-from pyvelo.server.http import EVENTS, PING
+from pyvelo.server.http import EVENTS, PING, encoded
 from pyvelo.server.response_output import ResponseItems
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ResponseForm"]
 
-_encode = msgspec.json.Encoder().encode
 _INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout"}
 
 
@@ -129,7 +126,7 @@ class _Events:
     def __call__(self, kind: str, **fields: Any) -> bytes:
         """Return the next event."""
         number, self._n_events = self._n_events, self._n_events + 1
-        data = _encode({"type": kind, "sequence_number": number, **fields})
+        data = encoded({"type": kind, "sequence_number": number, **fields})
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 

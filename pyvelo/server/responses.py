@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from pyvelo.server.chat import chat_prompt, params_of
 from pyvelo.server.contents import thinking_arguments, with_names
 from pyvelo.server.errors import HttpError, not_found, refused
 from pyvelo.server.generation import Job, answer_job
+from pyvelo.server.http import encoded
 from pyvelo.server.response_form import ResponseForm
 from pyvelo.server.response_items import chat_messages, chat_tools
 from pyvelo.server.response_store import Turn
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["create_response", "delete_response", "show_response"]
 
-_encode = msgspec.json.Encoder().encode
 
 LOGPROBS = "message.output_text.logprobs"
 REASONING = "reasoning.encrypted_content"
@@ -157,7 +156,7 @@ def _keeper(
     def keep(response: Mapping[str, Any]) -> None:
         if request.store is not False:
             messages = [*own, *chat_messages(response["output"])]
-            serving.responses.add(ticket.tenant, response["id"], before, messages, _encode(response))
+            serving.responses.add(ticket.tenant, response["id"], before, messages, encoded(response))
 
     return keep
 
