@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.input_processor import Prompt
+from pyvelo.engine.input_processor import Asked, Prompt
 from pyvelo.engine.loop import Stream, run_all
 from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         RequestStream,
     )
 
-__all__ = ["AsyncSession", "BaseSession", "Session", "continued", "idle_tokens", "saved"]
+__all__ = ["AsyncSession", "BaseSession", "Session", "begins_with", "continued", "idle_tokens", "saved"]
 
 
 class BaseSession(NotCopied):
@@ -363,6 +363,13 @@ async def idle_tokens(session: AsyncSession) -> tuple[int, ...]:
         return session.token_ids
 
 
+def begins_with(session: AsyncSession, other: AsyncSession) -> bool:
+    """Return whether all K and V of another session are the same as at the beginning of this one's."""
+    own, its = session._sequence, other._sequence
+    same = own.adapter is its.adapter and own.salt == its.salt and len(its.tokens) < len(own.tokens)
+    return same and own.tokens[: len(its.tokens)] == its.tokens
+
+
 async def forked(session: AsyncSession, priority: int) -> AsyncSession:
     """Return a fork of a session, whose appended tokens are computed with a priority."""
     from pyvelo.threads import in_thread
@@ -376,7 +383,7 @@ async def forked(session: AsyncSession, priority: int) -> AsyncSession:
 
 @asynccontextmanager
 async def continued(
-    session: AsyncSession, params: SamplingParams, request_id: str, *, streams: bool
+    session: AsyncSession, params: SamplingParams, asked: Asked, *, streams: bool
 ) -> AsyncIterator[RequestStream]:
     """Yield the request that continues a session, for `AsyncEngineLoop.batches`; busy within the block.
 
@@ -385,7 +392,6 @@ async def continued(
     engine_loop = session._engine_loop
     async with session._turn() as sequence:
         processor = engine_loop.engine.processor
-        asked = processor.ask(params, request_id)
 
         def prepare(put: Callable[[StreamPiece], None]) -> Submission:
             return processor.go_on(sequence, params, put if streams else None, asked)

@@ -24,7 +24,6 @@ from pyvelo.trace.observer import CoreObserver
 if TYPE_CHECKING:
     from pyvelo.engine.engine import Engine
     from pyvelo.server.admission import Admission
-    from pyvelo.server.session_store import SessionStore, StoredSession
 
 __all__ = ["LiveBlocks", "Recording", "Viewer"]
 
@@ -32,6 +31,8 @@ PERIOD = 0.2
 """Shortest time between two snapshots, in seconds."""
 MAX_VIEWERS = 64
 MAX_VIEWERS_OF_KEY = 16
+
+Owners = Callable[[], dict[int, tuple[Tenant, str]]]
 
 _log = logging.getLogger("pyvelo.server")
 
@@ -54,19 +55,20 @@ class LiveBlocks:
     """Viewers of a server and their recording. It belongs to the event loop.
 
     Args:
-        admission, sessions: they know the tenants of requests.
+        admission: it knows the tenants of requests.
+        owners: returns tenant and id of each session, by the identity of its sequence.
         rates: of the last minutes, which viewers get, too.
 
     recording: None without viewers; when it ends, the streams end.
     """
 
     def __init__(
-        self, engine: Engine, model_name: str, admission: Admission, sessions: SessionStore, rates: Rates
+        self, engine: Engine, model_name: str, admission: Admission, owners: Owners, rates: Rates
     ) -> None:
         self.ended = False
         self.recording: Recording | None = None
         self._engine, self._model_name = engine, model_name
-        self._admission, self._sessions, self._rates = admission, sessions, rates
+        self._admission, self._owners, self._rates = admission, owners, rates
         self._viewers: set[Viewer] = set()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -166,18 +168,19 @@ class LiveBlocks:
     def _take(self, recording: Recording, snapshot: Snapshot) -> None:
         if recording.ended:
             return
-        sessions = self._sessions.by_sequence()
-        rows = [self._named(row, sessions.get(id(row.sequence))) for row in snapshot.requests]
+        owners = self._owners()
+        rows = [self._named(row, owners.get(id(row.sequence))) for row in snapshot.requests]
         recording.take(snapshot._replace(requests=rows))
         if any(row.state == "idle" and row.tenant is None for row in rows):
             recording.dirty = True  # a session gets its name after its blocks
         self.wake()
 
-    def _named(self, row: RequestRow, session: StoredSession | None) -> RequestRow:
+    def _named(self, row: RequestRow, session: tuple[Tenant, str] | None) -> RequestRow:
         """Return a row with its tenant, and with the name of its session."""
         if session is None:
             return row._replace(tenant=self._admission.tenant_of(row.parent))
-        return row._replace(tenant=session.tenant, id=session.id if row.state == "idle" else row.id)
+        tenant, name = session
+        return row._replace(tenant=tenant, id=name if row.state == "idle" else row.id)
 
     async def _run(self, recording: Recording) -> None:
         """Take the last changes when the engine is idle; end the recording without viewers."""

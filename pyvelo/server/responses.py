@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from pyvelo.sampling import SamplingParams
+from pyvelo.server.answers import adapt
 from pyvelo.server.chat import chat_prompt, params_of
 from pyvelo.server.contents import thinking_arguments, with_names
 from pyvelo.server.errors import HttpError, not_found, refused
-from pyvelo.server.generation import Job, answer_job
+from pyvelo.server.generation import Job, answer_job, answer_stream
 from pyvelo.server.http import encoded
 from pyvelo.server.response_form import ResponseForm
 from pyvelo.server.response_items import chat_messages, chat_tools
@@ -26,6 +28,7 @@ from pyvelo.server.schemas import (
     ResponseFormat,
     convert,
 )
+from pyvelo.session import AsyncSession, begins_with, continued
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
@@ -111,7 +114,11 @@ async def create_response(
     form = ResponseForm(serving, echoed, _keeper(serving, ticket, request, before, own))
     prompt = partial(chat_prompt, serving, as_chat)
     job = Job([prompt], params, form, request.stream, reader=form.reader)
-    return await answer_job(serving, exchange, ticket, job)
+    if request.store is False or not serving.responses.max_sessions:
+        return await answer_job(serving, exchange, ticket, job)
+    stream, session = await _answer_in_session(serving, exchange, ticket, job, request.previous_response_id)
+    serving.responses.keep_session(ticket.tenant, name, session)
+    return stream
 
 
 async def show_response(serving: Serving, exchange: Exchange) -> None:
@@ -159,6 +166,32 @@ def _keeper(
             serving.responses.add(ticket.tenant, response["id"], before, messages, encoded(response))
 
     return keep
+
+
+async def _answer_in_session(
+    serving: Serving, exchange: Exchange, ticket: Ticket, job: Job, previous: str | None
+) -> tuple[RequestStream, AsyncSession]:
+    """Answer as `answer_job`, in the previous response's session if the prompt begins with its tokens.
+
+    Returns: the request, which has ended, and its session. If it fails, the session ends, too.
+    """
+    processor = serving.engine.processor
+    asked = processor.ask(job.params, exchange.id)
+
+    def make() -> tuple[AsyncSession, SamplingParams]:
+        (prompt,) = job.prompts
+        made = prompt() if callable(prompt) else prompt
+        params = job.params if job.reader is None else adapt(job.reader, made, job.params)
+        return AsyncSession(serving.loop, processor.sequence(made, params.cache_salt, params.lora)), params
+
+    session, params = await serving.loop.preparer.run(make)
+    kept = serving.responses.take_session(ticket.tenant, previous)
+    if kept is not None and begins_with(session, kept):
+        await kept.append(session.token_ids[len(kept) :])
+        session = kept
+    async with continued(session, params, asked, streams=job.streams) as stream:
+        await answer_stream(serving, exchange, ticket, job, stream)
+    return stream, session
 
 
 def _chat(request: ResponsesRequest, messages: list[Any]) -> ChatRequest:

@@ -33,6 +33,8 @@ MAX_RESPONSES = 1024
 """Responses of a key that later requests may continue."""
 MAX_RESPONSE_CHARACTERS = 64 << 20
 """Characters of their conversations."""
+MAX_RESPONSE_SESSIONS = 8
+"""Conversations of a key that keep their blocks for the next response."""
 
 OF_REQUESTS = Limits(max_work=4 << 20, seconds=2.0)
 """Limits of a chat template that a request gives: a client that leaves does not end its rendering."""
@@ -70,9 +72,17 @@ class Serving:
             time.monotonic,
             settings.new_id,
         )
-        self.live = LiveBlocks(engine, self.model_name, self.admission, self.sessions, self.metrics.rates)
+        self.responses = ResponseStore(
+            *(MAX_RESPONSES, MAX_RESPONSE_CHARACTERS),
+            min(settings.max_sessions, MAX_RESPONSE_SESSIONS),
+            time.monotonic,
+        )
+        self.live = LiveBlocks(
+            *(engine, self.model_name, self.admission),
+            lambda: self.sessions.by_sequence() | self.responses.by_sequence(),
+            self.metrics.rates,
+        )
         self.new_id = settings.new_id
-        self.responses = ResponseStore(MAX_RESPONSES, MAX_RESPONSE_CHARACTERS, time.monotonic)
         self.token_bytes = cache(lambda token: engine.model.token_bytes(token, special=True))
         self.text_bytes = cache(engine.model.token_bytes)  # none of control tokens
         self.token_text = cache(lambda token: self.token_bytes(token).decode("utf-8", "replace"))

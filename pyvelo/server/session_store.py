@@ -111,9 +111,9 @@ class SessionStore:
         """Return the sessions of a tenant, the oldest first."""
         return [each for each in self._by_id.values() if each.tenant is tenant and not self._expired(each)]
 
-    def by_sequence(self) -> dict[int, StoredSession]:
-        """Return all sessions by the identity of their sequences."""
-        return {id(each.session._sequence): each for each in self._by_id.values()}
+    def by_sequence(self) -> dict[int, tuple[Tenant, str]]:
+        """Return tenant and id of all sessions, by the identity of their sequences."""
+        return {id(each.session._sequence): (each.tenant, each.id) for each in self._by_id.values()}
 
     @contextmanager
     def use(self, stored: StoredSession) -> Iterator[AsyncSession]:

@@ -159,7 +159,8 @@ async def generate(
     job = Job((), params, form, request.stream)
     serving.sessions.check_room(ticket.tenant, 0)
     with serving.sessions.use(stored) as session:
-        async with continued(session, params, exchange.id, streams=request.stream) as stream:
+        asked = serving.engine.processor.ask(params, exchange.id)
+        async with continued(session, params, asked, streams=request.stream) as stream:
             await answer_stream(serving, exchange, ticket, job, stream)
         stored.n_known = len(session)
     return stream
