@@ -21,8 +21,11 @@ struct cores {
 #if defined(_WIN32)
 
 // Windows writes a list of records of different sizes, one for each core. The fastest cores have the highest class.
+// Only cores that the process may use count; the mask is 0 if it has threads in several groups of processors.
 cores count_cores() {
-    DWORD bytes = 0;
+    DWORD     bytes = 0;
+    DWORD_PTR may = 0, all = 0;
+    GetProcessAffinityMask(GetCurrentProcess(), &may, &all);
     GetLogicalProcessorInformationEx(RelationProcessorCore, nullptr, &bytes);
     std::vector<char> list(bytes);
     const auto        first = reinterpret_cast<SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX *>(list.data());
@@ -33,11 +36,14 @@ cores count_cores() {
     int   fastest = -1;
     for (DWORD at = 0; at < bytes;) {
         const auto * record = reinterpret_cast<const SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX *>(&list[at]);
-        const int    speed  = record->Processor.EfficiencyClass;
-        found.performance   = speed > fastest ? 1 : found.performance + (speed == fastest);
-        fastest             = std::max(fastest, speed);
-        ++found.physical;
         at += record->Size;
+        if (may != 0 && (record->Processor.GroupMask[0].Mask & may) == 0) {
+            continue;
+        }
+        const int speed   = record->Processor.EfficiencyClass;
+        found.performance = speed > fastest ? 1 : found.performance + (speed == fastest);
+        fastest           = std::max(fastest, speed);
+        ++found.physical;
     }
     return found;
 }

@@ -10,6 +10,7 @@
 #elif defined(__APPLE__)
 #    include <mach/mach.h>
 #else
+#    include <cstdint>
 #    include <fstream>
 #    include <string>
 #endif
@@ -42,6 +43,8 @@ int64_t available() {
 
 #else
 
+constexpr int64_t NO_LIMIT = INT64_MAX;
+
 // Return the number in a file, or -1 if it has none (such as "max").
 int64_t read_number(const std::string & path) {
     std::ifstream file(path);
@@ -60,33 +63,59 @@ int64_t available_to_all() {
     return -1;
 }
 
-// Return the container's limit minus its used memory, without caches that can be dropped; -1: no limit.
-int64_t left_of_limit() {
-    int64_t     limit = read_number("/sys/fs/cgroup/memory.max");
-    int64_t     used  = read_number("/sys/fs/cgroup/memory.current");
-    std::string stat = "/sys/fs/cgroup/memory.stat", cached = "inactive_file";
-    if (limit < 0) {
-        limit = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-        used  = read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
-        stat = "/sys/fs/cgroup/memory/memory.stat", cached = "total_inactive_file";
-    }
+// Return a memory group's limit minus its used memory, without caches that can be dropped.
+int64_t left_of(const std::string & group, bool version_2) {
+    const int64_t limit = read_number(group + (version_2 ? "/memory.max" : "/memory.limit_in_bytes"));
+    int64_t       used  = read_number(group + (version_2 ? "/memory.current" : "/memory.usage_in_bytes"));
     if (limit < 0 || used < 0) {
-        return -1;
+        return NO_LIMIT;
     }
-    std::ifstream file(stat);
-    int64_t       value = 0;
+    const std::string prefix = version_2 ? "" : "total_";
+    std::ifstream     file(group + "/memory.stat");
+    int64_t           value = 0;
     for (std::string key; file >> key >> value;) {
-        if (key == cached) {
+        if (key == prefix + "inactive_file" || key == prefix + "active_file") {
             used -= value;
         }
     }
     return std::max<int64_t>(0, limit - used);
 }
 
-int64_t available() {
-    const int64_t free = available_to_all(), limit = left_of_limit();
-    return limit < 0 ? free : std::min(free, limit);
+// Return the least that is left of the groups from `path` to the root.
+int64_t left_of_all(const std::string & mount, std::string path, bool version_2) {
+    int64_t least = left_of(mount, version_2);
+    while (path.size() > 1) {
+        least = std::min(least, left_of(mount + path, version_2));
+        path.resize(path.rfind('/'));
+    }
+    return least;
 }
+
+// Return the least that is left of the limits around this process; pyvelo/memory/cgroups.py looks at the same groups.
+int64_t left_of_limits() {
+    int64_t       least = NO_LIMIT;
+    std::ifstream file("/proc/self/cgroup");
+    for (std::string line; std::getline(file, line);) { // "number:controllers:/path"
+        const size_t first = line.find(':'), path = line.find(":/");
+        if (path == std::string::npos) {
+            continue;
+        }
+        const std::string rest        = line.substr(path + 1);
+        const std::string controllers = first < path ? line.substr(first + 1, path - first - 1) : "";
+        if (controllers.empty()) {
+            for (const char * mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
+                least = std::min(least, left_of_all(mount, rest, true));
+            }
+        } else if ((',' + controllers + ',').find(",memory,") != std::string::npos) {
+            for (const std::string & name : {std::string("memory"), controllers}) {
+                least = std::min(least, left_of_all("/sys/fs/cgroup/" + name, rest, false));
+            }
+        }
+    }
+    return least;
+}
+
+int64_t available() { return std::min(available_to_all(), left_of_limits()); }
 
 #endif
 

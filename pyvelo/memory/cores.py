@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyvelo.config import MAX_THREADS
 from pyvelo.memory.cgroups import groups, read
-from pyvelo.native import count_cores
+from pyvelo.native import allowed_cpus, count_cores
 
 __all__ = ["Cores", "find_cores", "threads_for"]
 
@@ -69,7 +69,7 @@ def find_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -
     """
     cpus = root / "sys/devices/system/cpu"
     online = _cpu_list(read(cpus / "online"))
-    usable = _affinity() if allowed is None else frozenset(allowed)
+    usable = allowed_cpus() if allowed is None else frozenset(allowed)
     if usable is None:
         usable = online
     elif online & usable:
@@ -84,12 +84,6 @@ def find_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -
     fast = _performance(root, usable) or usable
     n_physical, n_performance = len(set(cores.values())), len({cores[cpu] for cpu in fast})
     return Cores(logical, n_physical, n_performance, _quota(root))
-
-
-def _affinity() -> frozenset[int] | None:
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    return frozenset(os.sched_getaffinity(0))
 
 
 def _core(cpus: Path, cpu: int) -> frozenset[int] | None:

@@ -62,6 +62,11 @@ def symbols_kept_local() -> Iterator[None]:
         sys.setdlopenflags(flags)
 
 
+CPUS_BEFORE: frozenset[int] | None = None
+"""CPUs of this thread before OpenMP's library was loaded; None: the system does not tell."""
+if sys.platform == "linux":
+    CPUS_BEFORE = frozenset(os.sched_getaffinity(0))
+
 check_cpu()
 try:
     with symbols_kept_local():
@@ -72,7 +77,18 @@ except ImportError as error:
 if TYPE_CHECKING:
     from ._velo import CData
 
-__all__ = ["check", "created", "ffi", "from_c", "int32", "interrupt", "ints", "lib", "read_bytes"]
+__all__ = [
+    "CPUS_BEFORE",
+    "check",
+    "created",
+    "ffi",
+    "from_c",
+    "int32",
+    "interrupt",
+    "ints",
+    "lib",
+    "read_bytes",
+]
 
 _ERRORS: dict[int, type[VeloError]] = {
     lib.VELO_INVALID: ConfigError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import ConfigError
-from ._ffi import check, ffi, int32, interrupt, lib, read_bytes
+from ._ffi import CPUS_BEFORE, check, ffi, int32, interrupt, lib, read_bytes
 
 if TYPE_CHECKING:
     from ._velo import CData
@@ -22,6 +23,7 @@ __all__ = [
     "Device",
     "DeviceKind",
     "LogLevel",
+    "allowed_cpus",
     "count_cores",
     "devices",
     "follow_logger",
@@ -89,6 +91,18 @@ def reserved_memory() -> int:
     They are allocated but untouched, so the system still counts them as free.
     """
     return int(lib.velo_reserved_memory())
+
+
+def allowed_cpus() -> frozenset[int] | None:
+    """Return the numbers of the CPUs that this process may use; None if the system does not tell.
+
+    OpenMP's library binds the thread that loads it to a core, if the environment says so. The answer is what
+    was allowed before, then.
+    """
+    if sys.platform != "linux":
+        return None
+    binds = any(name in os.environ for name in ("GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"))
+    return CPUS_BEFORE if binds else frozenset(os.sched_getaffinity(0))
 
 
 def count_cores() -> tuple[int, int]:

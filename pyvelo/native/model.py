@@ -335,4 +335,6 @@ def quantize(
         ModelError: the source cannot be read, is damaged, or is quantized already.
         ConfigError: the type does not exist, or source and target are the same file.
     """
+    if not isinstance(type, str):
+        raise ConfigError(f"type={type!r}: give the name of a type, such as 'Q4_K_M'")
     check(lib.velo_model_quantize(_path(source), _path(target), type.encode(), int32("n_threads", n_threads)))

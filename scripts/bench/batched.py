@@ -25,6 +25,7 @@ from scripts._common import ScriptError, run_main
 from scripts.bench._runs import default_model, in_own_process, output_of, stock_folder
 
 BATCH = 512
+TRIES = 3  # of llama-batched-bench, which may end before its log has written the result
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,16 @@ def stock_command(stock_bin: Path, model: Path, case: Case, threads: int) -> lis
 
 
 def stock(stock_bin: Path, model: Path, case: Case, threads: int, unified: bool) -> float:
-    """Return the generation speed of llama-batched-bench."""
+    """Return the generation speed of llama-batched-bench.
+
+    Raises: ScriptError if it prints none.
+    """
     command = [*stock_command(stock_bin, model, case, threads), *(["-kvu"] if unified else [])]
-    lines = [line for line in output_of(command).splitlines() if line.startswith("{")]
-    return float(json.loads(lines[-1])["speed_tg"])
+    for _ in range(TRIES):
+        lines = [line for line in output_of(command).splitlines() if line.startswith("{")]
+        if lines:
+            return float(json.loads(lines[-1])["speed_tg"])
+    raise ScriptError(f"{command[0]} printed no result in {TRIES} runs")
 
 
 def race(model: Path, stock_bin: Path, case: Case, threads: int, rounds: int) -> Result:

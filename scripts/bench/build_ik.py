@@ -36,7 +36,7 @@ def build(source: Path, cpu: str) -> Path:
     if not (source / "ggml/src/iqk").is_dir():
         raise ScriptError(f"{source} has no sources of ik_llama.cpp: there is no folder ggml/src/iqk")
     home = source / f"build-{cpu}"
-    configure(source, home, OPTIONS | PROCESSORS[cpu])
+    configure(source, home, OPTIONS | PROCESSORS[cpu] | {"GGML_AVXVNNI": cpu == "avx-vnni"})  # its own name
     build_targets(home, TARGETS)
     return home / "bin"
 

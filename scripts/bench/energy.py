@@ -5,8 +5,8 @@
 
 Both decode N tokens and 2 N tokens, in turns and in new processes. The difference is what N tokens cost: the
 load and the warm-up are in both. Processor time is of all threads, so threads that spin at barriers cost more
-than threads that sleep. Energy is of the whole processor package (RAPL), which Linux shows to root alone. The
-default model is bench/engine.py's.
+than threads that sleep; Windows does not count it. Energy is of the whole processor package (RAPL), which
+Linux shows to root alone. The default model is bench/engine.py's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter as now
 from typing import Any
+
+if sys.platform == "win32":
+    sys.exit("energy.py: Windows does not count the processor time of another process: use Linux or macOS")
+
+import resource
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
@@ -61,8 +65,9 @@ class Result:
 
 def energy_counters(folder: Path = RAPL) -> list[Path]:
     """Return the readable counters of whole packages."""
-    found = sorted(folder.glob("intel-rapl:[0-9]")) if folder.is_dir() else []
-    return [path for path in found if os.access(path / "energy_uj", os.R_OK)]
+    found = sorted(folder.glob("intel-rapl:*/name")) if folder.is_dir() else []
+    packages = [path.parent for path in found if path.read_text(encoding="ascii").startswith("package-")]
+    return [path for path in packages if os.access(path / "energy_uj", os.R_OK)]
 
 
 def joules_between(before: Sequence[int], after: Sequence[int], ranges: Sequence[int]) -> float:

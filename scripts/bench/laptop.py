@@ -1,6 +1,6 @@
 """Compare PyVelo on a laptop's processor with stock llama.cpp and ik_llama.cpp, all built for it alike.
 
-    cmake -S native -B build/avx2 -DPYVELO_NATIVE=OFF && cmake --build build/avx2
+    cmake -S native -B build/avx2 -DPYVELO_NATIVE=OFF -DPYVELO_BUILD_TESTS=ON && cmake --build build/avx2 -j
     cmake --install build/avx2 --component pyvelo --prefix .
     python scripts/bench/build_ik.py ../ik_llama.cpp
     python scripts/bench/laptop.py --ik-bin ../ik_llama.cpp/build-avx2/bin
@@ -12,8 +12,8 @@ over the rounds. ik_llama.cpp packs the weights when it loads them (-rtr), as Py
 its programs measure no prompt behind a context. The default model is bench/engine.py's.
 
 The memory's limit of one sequence is the speed at which threads that only add numbers up read the model's
-file and the pages of K and V: the median of tries beside each turn. It needs libvelo-lab, from a build with
--DPYVELO_BUILD_TESTS=ON, and is empty without.
+file and the pages of K and V: the median of tries beside each turn. It is empty without libvelo-lab, which
+-DPYVELO_BUILD_TESTS=ON makes.
 """
 
 from __future__ import annotations

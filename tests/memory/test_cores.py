@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,12 +123,24 @@ def test_one_cpu_without_topology(tmp_path: Path) -> None:
 
 
 def test_systems_without_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr("pyvelo.memory.cores.allowed_cpus", lambda: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     assert find_cores(tmp_path).threads == 6
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert find_cores(tmp_path).threads == 1
     assert find_cores(machine(tmp_path, ["0,2", "1,3"])) == Cores(4, 2, 2, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="affinity is Linux's")
+@pytest.mark.parametrize("bind", ["OMP_PROC_BIND=true", "OMP_PLACES=cores", "GOMP_CPU_AFFINITY=0-9"])
+def test_a_thread_that_openmp_binds(bind: str) -> None:
+    code = "from pyvelo.memory.cores import find_cores; print(find_cores().logical)"
+    command = [sys.executable, "-c", code]
+    counted = [
+        subprocess.run(each, capture_output=True, check=True).stdout
+        for each in (command, ["env", bind, *command])
+    ]
+    assert counted[0] == counted[1]
 
 
 def test_more_cores_than_threads_can_be() -> None:
@@ -195,7 +209,7 @@ def test_windows_and_macos_are_asked(
     performance: int | None,
     threads: int,
 ) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr("pyvelo.memory.cores.allowed_cpus", lambda: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     monkeypatch.setattr("pyvelo.memory.cores.count_cores", lambda: told)
     assert find_cores(tmp_path) == Cores(12, physical, performance, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,3 +105,40 @@ def test_systems_without_these_files_are_asked(tmp_path: Path) -> None:
     free = free_memory(tmp_path)
     assert free is not None
     assert abs(free - (free_memory() or 0)) < 1 << 32  # the library's own figure; other processes run
+
+
+IN_OTHER_GROUPS = """
+mount --bind "$1/sys/fs/cgroup" /sys/fs/cgroup && mount --bind "$1/proc/self/cgroup" "/proc/$$/cgroup" &&
+exec "$2" -c "$3"
+"""
+BOTH = """
+from pyvelo.memory.host import free_memory
+from pyvelo.native import devices
+print(free_memory(), *(device.memory_free for device in devices() if device.kind == "cpu"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "7000", "a/memory.current": "500"}, 6500),
+        ("0::/", {"memory.max": "7", "memory.current": "6", "memory.stat": "anon 1\nactive_file 2"}, 3),
+        (
+            "4:memory:/a\n0::/",
+            {"memory/a/memory.limit_in_bytes": "9", "memory/a/memory.usage_in_bytes": "1"},
+            8,
+        ),
+        ("2:x,memory:/", {"x,memory/memory.limit_in_bytes": "9", "x,memory/memory.usage_in_bytes": "1"}, 8),
+    ],
+)
+def test_c_sees_the_same_limits(tmp_path: Path, groups: str, files: dict[str, str], free: int) -> None:
+    write(tmp_path, {"proc/self/cgroup": groups + "\n"})
+    write(tmp_path / "sys/fs/cgroup", files)
+    apart = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    may = shutil.which("unshare") and subprocess.run([*apart, "true"], check=False, capture_output=True)
+    if not may or may.returncode:
+        pytest.skip("this user may not mount other files")
+    command = [*apart, "sh", "-c", IN_OTHER_GROUPS, "sh", str(tmp_path), sys.executable, BOTH]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert found == [str(free)] * 2

@@ -12,6 +12,9 @@
 
 #    include <limits.h>
 #    include <stdbool.h>
+#    ifdef GGML_USE_OPENMP
+#        include <omp.h>
+#    endif
 
 enum { PAUSES = 16 }; // between looks at the clock
 enum { ENDED = -1 };  // instead of a number of rounds
@@ -68,7 +71,11 @@ static int n_cores(void) {
     static atomic_int known;
     int               n = atomic_load_explicit(&known, memory_order_relaxed);
     if (n == 0) {
+#    ifdef GGML_USE_OPENMP
+        n = omp_get_num_procs(); // of the process, even if each of its threads is bound to a core (OMP_PROC_BIND)
+#    else
         n = count_cores();
+#    endif
         n = n > 0 ? n : INT_MAX;
         atomic_store_explicit(&known, n, memory_order_relaxed);
     }

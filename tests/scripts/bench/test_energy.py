@@ -29,10 +29,13 @@ def test_counters_start_again() -> None:
 
 
 def test_counters_of_packages_alone(tmp_path: Path) -> None:
-    for name in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "energy_uj").write_text("5")
-    assert [path.name for path in energy_counters(tmp_path)] == ["intel-rapl:0", "intel-rapl:1"]
+    zones = {"0": "package-0", "0:0": "core", "1": "psys", "10": "package-1"}
+    for number, name in zones.items():
+        zone = f"intel-rapl:{number}"
+        (tmp_path / zone).mkdir()
+        (tmp_path / zone / "name").write_text(name + "\n")
+        (tmp_path / zone / "energy_uj").write_text("5")
+    assert [path.name for path in energy_counters(tmp_path)] == ["intel-rapl:0", "intel-rapl:10"]
     assert energy_counters(tmp_path / "nowhere") == []
 
 

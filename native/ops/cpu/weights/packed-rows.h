@@ -1,4 +1,5 @@
-// Rounding of rows of activations to bytes, in the formats for packed weights. The bits are upstream's.
+// Rounding of rows of activations to bytes, in the formats for packed weights. The bits are upstream's, but a block
+// with a value that is not finite has a scale that is none either, so no result of its row looks sound.
 #pragma once
 
 #include "ggml-cpu-impl.h"
@@ -10,6 +11,11 @@
 
 namespace packed {
 
+inline bool has_nan(const float * values) {
+    const __m512 a = _mm512_loadu_ps(values), b = _mm512_loadu_ps(values + 16);
+    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
+}
+
 inline void round_blocks(const float * from, summed_q8_0 * to, int64_t n) {
     const __m256i ones = _mm256_set1_epi8(1);
     for (int64_t i = 0; i < n; ++i) {
@@ -19,38 +25,45 @@ inline void round_blocks(const float * from, summed_q8_0 * to, int64_t n) {
         const __m512i fours = _mm512_castsi256_si512(_mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, bytes));
         _mm256_storeu_si256((__m256i *) to[i].qs, bytes);
         to[i].minus_sum = -_mm512_mask_reduce_add_epi32(0xff, fours);
-        to[i].d         = GGML_CPU_FP16_TO_FP32(block.d);
+        to[i].d         = has_nan(from + i * QK8_0) ? NAN : GGML_CPU_FP16_TO_FP32(block.d);
     }
 }
-inline void round_blocks(const float * from, block_q8_1 * to, int64_t n) { quantize_row_q8_1(from, to, n * QK8_1); }
-
-// Returns the first of the values furthest from zero.
-inline float furthest(const float * values) {
-    __m512 most = _mm512_setzero_ps();
-    for (int i = 0; i < QK_K; i += 16) {
-        most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(values + i)));
+inline void round_blocks(const float * from, block_q8_1 * to, int64_t n) {
+    quantize_row_q8_1(from, to, n * QK8_1);
+    for (int64_t i = 0; i < n; ++i) {
+        if (has_nan(from + i * QK8_1)) {
+            to[i].d = GGML_CPU_FP32_TO_FP16(NAN);
+        }
     }
-    const float largest = _mm512_reduce_max_ps(most);
+}
+
+// Returns the first of the values furthest from zero; not a number if one of the values is none.
+inline float furthest(const float * values) {
+    __m512i most = _mm512_setzero_si512(); // magnitudes are ordered like the integers of their bits
     for (int i = 0; i < QK_K; i += 16) {
-        const __m512 part = _mm512_loadu_ps(values + i);
-        if (const __mmask16 there = _mm512_cmpeq_ps_mask(_mm512_abs_ps(part), _mm512_set1_ps(largest))) {
+        most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(_mm512_loadu_ps(values + i))));
+    }
+    const __m512i largest = _mm512_set1_epi32(_mm512_reduce_max_epi32(most));
+    for (int i = 0; i < QK_K; i += 16) {
+        const __m512i part = _mm512_castps_si512(_mm512_abs_ps(_mm512_loadu_ps(values + i)));
+        if (const __mmask16 there = _mm512_cmpeq_epi32_mask(part, largest)) {
             return values[i + __builtin_ctz(there)];
         }
     }
-    return 0.0f; // not a number
+    return 0.0f; // never
 }
 
 // Rounds a block's values to `qs`, calls add(i, sum) for the sum of each 16 of them, and returns their scale.
 template <class Add> float round_block(const float * from, int8_t * qs, Add add) {
     const float most  = furthest(from);
-    const float scale = std::fabs(most) > 1e-36f ? -127.0f / most : 0.0f; // not infinite
+    const float scale = std::fabs(most) > 1e-36f && std::isfinite(most) ? -127.0f / most : 0.0f; // not infinite
     for (int i = 0; i < QK_K; i += 16) {
         const __m512  scaled = _mm512_mul_ps(_mm512_loadu_ps(from + i), _mm512_set1_ps(scale));
         const __m512i whole  = _mm512_cvtps_epi32(scaled); // to nearest, ties to even
         _mm_storeu_si128((__m128i *) (qs + i), _mm512_cvtsepi32_epi8(whole));
         add(i / 16, _mm512_reduce_add_epi32(whole));
     }
-    return scale != 0.0f ? 1.0f / scale : 0.0f;
+    return scale != 0.0f ? 1.0f / scale : most - most; // 0, or not a number
 }
 
 inline void round_blocks(const float * from, block_q8_K * to, int64_t n) {
