@@ -104,3 +104,13 @@ def test_output_without_a_table_is_one_sentence() -> None:
 def test_other_folders_are_not_built(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match=r"no sources of ik_llama\.cpp"):
         build_ik.build(tmp_path, "avx2")
+
+
+@pytest.mark.parametrize("cpu", ["avx2", "avx-vnni"])
+def test_ik_has_its_own_name_of_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: str) -> None:
+    (tmp_path / "ggml/src/iqk").mkdir(parents=True)
+    given: list[dict[str, str | bool]] = []
+    monkeypatch.setattr(build_ik, "configure", lambda source, home, options: given.append(options))
+    monkeypatch.setattr(build_ik, "build_targets", lambda home, targets: None)
+    assert build_ik.build(tmp_path, cpu) == tmp_path / f"build-{cpu}/bin"
+    assert given[0]["GGML_AVXVNNI"] == (cpu == "avx-vnni")
