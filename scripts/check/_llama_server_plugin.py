@@ -47,7 +47,8 @@ def start(server: Any, timeout_seconds: int = 60) -> None:
     is_encoder = server.model_hf_file is not None and "bert" in server.model_hf_file
     if server.chat_template not in (None, "chatml") and "{" not in server.chat_template:
         pytest.skip("chatml is the one built-in template; others are files")
-    options = ["--host", server.server_host, "--port", str(server.server_port), "--quiet"]
+    # deterministic: random weights have near ties, which a prompt that is cached would turn
+    options = ["--host", server.server_host, "--port", str(server.server_port), "--quiet", "--deterministic"]
     options += ["--model-name", server.model_alias or "default", "--model-name", "*"]
     if server.n_ctx and not is_encoder:
         options += ["--ctx", str(server.n_ctx // (server.n_slots or 1))]

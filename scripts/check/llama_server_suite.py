@@ -60,7 +60,7 @@ def table(cases: Sequence[Case]) -> str:
         f"`python scripts/check/llama_server_suite.py --docs` wrote this page. {counts['passed']} of "
         f"{len(cases)} cases pass, {counts['skipped']} are skipped for the reasons below, and "
         f"{counts['failed']} fail. Words of answers and numbers of tokens of prompts are not compared: the "
-        "suite's models are not here.",
+        "suite's models are not here. The server runs with `--deterministic`.",
         "",
     ]
     for file in sorted({case.file for case in cases}):
