@@ -19,6 +19,7 @@ __all__ = [
     "ModelError",
     "OutOfBlocks",
     "OutOfMemory",
+    "PromptTooLong",
     "RequestError",
     "StoreError",
     "TemplateError",
@@ -55,6 +56,10 @@ class ConfigError(VeloError, ValueError):
 
 class RequestError(VeloError, ValueError):
     """A prompt or its sampling parameters cannot be served; the message gives the numbers."""
+
+
+class PromptTooLong(RequestError):
+    """A prompt, or a session, leaves no room for an answer in the context."""
 
 
 class StoreError(VeloError, RuntimeError):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         RequestStream,
     )
 
-__all__ = ["AsyncSession", "BaseSession", "Session", "begins_with", "continued", "idle_tokens", "saved"]
+__all__ = ["AsyncSession", "BaseSession", "Session", "continued", "idle_tokens", "saved"]
 
 
 class BaseSession(NotCopied):
@@ -363,11 +363,14 @@ async def idle_tokens(session: AsyncSession) -> tuple[int, ...]:
         return session.token_ids
 
 
-def begins_with(session: AsyncSession, other: AsyncSession) -> bool:
-    """Return whether all K and V of another session are the same as at the beginning of this one's."""
+async def share_beginning(session: AsyncSession, other: AsyncSession) -> None:
+    """Share the blocks of an idle session with a new one, if its tokens begin with the other's."""
+    from pyvelo.threads import in_thread
+
     own, its = session._sequence, other._sequence
     same = own.adapter is its.adapter and own.salt == its.salt and len(its.tokens) < len(own.tokens)
-    return same and own.tokens[: len(its.tokens)] == its.tokens
+    if same and own.tokens[: len(its.tokens)] == its.tokens:
+        await in_thread(partial(other._share, session))
 
 
 async def forked(session: AsyncSession, priority: int) -> AsyncSession:

@@ -61,7 +61,7 @@ class Tools:
         if name is not None:
             functions = tuple(one for one in functions if one["function"]["name"] == name)
             if not functions:
-                raise RequestError(f"tool_choice names {shown(name)}, which is none of the tools")
+                raise RequestError(f"tool_choice: {shown(name)} is none of the tools")
         elif kind == "required" and not functions:
             raise RequestError("tool_choice='required' needs tools: give at least one")
         asked = choice is not None and bool(functions) and kind != "none"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from pyvelo.engine.request import ParentRequest, Sequence
-from pyvelo.errors import OutOfBlocks, RequestError, shown
+from pyvelo.errors import OutOfBlocks, PromptTooLong, RequestError, shown
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def wrong_params(value: Any, name: str = "params", *, many: bool = False) -> Req
     return RequestError(f"{name}={shown(value)}: give a SamplingParams{or_list}")
 
 
-def no_room(n_tokens: int, n_ctx: int, name: str) -> RequestError:
+def no_room(n_tokens: int, n_ctx: int, name: str) -> PromptTooLong:
     """Return the error for a prompt or a session of `n_tokens` tokens that leaves no room for an answer."""
     if name.startswith("the session"):
-        return RequestError(f"{name} has {n_tokens} tokens, n_ctx={n_ctx}: no room for an answer")
+        return PromptTooLong(f"{name} has {n_tokens} tokens, n_ctx={n_ctx}: no room for an answer")
     advice = f"shorten it to {n_ctx - 1} tokens or raise n_ctx" if n_ctx > 1 else "raise n_ctx"
-    return RequestError(
+    return PromptTooLong(
         f"{name} has {n_tokens} tokens, but prompt and answer together get n_ctx={n_ctx}: {advice}"
     )
 
@@ -94,7 +94,7 @@ def check_continuation(sequence: Sequence, params: SamplingParams, find: FindLor
         raise RequestError("the session has no tokens; append at least one")
     for name, n in (("n", params.n), ("best_of", params.best_of or 1)):
         if n > 1:
-            raise RequestError(f"a session has one sample, but {name} is {n}: fork it for others")
+            raise RequestError(f"{name}={n}: a session has one sample: fork it for others")
     if params.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs: a session computes no token twice; use LLM.generate")
     if params.cache_salt and params.cache_salt != sequence.salt:

@@ -138,7 +138,7 @@ class App:
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> str:
         """Answer with an error, if no answer has begun; return its message."""
-        found = of_exception(error)
+        found = of_exception(error, exchange.fields)
         if found.status == 500:
             _log.error("request %s failed", exchange.id, exc_info=error)
         if not exchange.status:
@@ -197,9 +197,9 @@ class App:
             if exchange.may_leave:
                 progress.watch()
             if len(body) < IN_THREAD:
-                fields = parse_json(body)
+                fields = exchange.fields = parse_json(body)
             else:
-                fields = await in_thread(lambda: parse_json(body))
+                fields = exchange.fields = await in_thread(lambda: parse_json(body))
             stream = await handler.call(self.serving, exchange, ticket, fields)
             return "" if stream is None else progress.account(self.serving, stream)
         finally:

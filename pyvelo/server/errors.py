@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from pyvelo.errors import (
     EngineError,
     OutOfBlocks,
     OutOfMemory,
+    PromptTooLong,
     RequestError,
     StoreError,
     UnsupportedError,
@@ -33,7 +34,23 @@ _KINDS = {
     504: "timeout_error",
 }
 
-_NAME = re.compile(r"[A-Za-z_]\w*(?=[=:[])")  # of an argument, at the beginning of a message
+_NAME = re.compile(r"[A-Za-z_]\w*(?=[=:[]|, line )")  # of an argument, at the beginning of a message
+_PROMPT = re.compile(r"the prompt\b|prompts\b|the session with this text\b")
+
+_GIVEN_AS = {
+    "prompt": ("messages", "input", "prompt", "content", "text", "token_ids"),
+    "json_schema": (
+        "response_format",
+        "guided_json",
+        "structured_outputs",
+        "text",
+        "format",
+        "output_config",
+    ),
+    "regex": ("guided_regex", "structured_outputs"),
+    "grammar": ("guided_grammar", "guided_choice", "structured_outputs"),
+}
+"""Fields of bodies that become an argument of the engine."""
 
 
 @dataclass
@@ -74,21 +91,33 @@ def refused(param: str, message: str) -> HttpError:
     return HttpError(400, message, param)
 
 
+def _field_of(message: str, given: Collection[str]) -> str | None:
+    """Return the field at fault: the argument at the beginning of a message, as the body names it."""
+    found = _NAME.match(message)
+    name = "prompt" if _PROMPT.match(message) else found and found[0]
+    if name is None or name in given:
+        return name
+    return next((field for field in _GIVEN_AS.get(name, ()) if field in given), name)
+
+
 def not_found(message: str) -> HttpError:
     """Return the answer to an unknown path, model or session."""
     return HttpError(404, message, code="not_found")
 
 
-def of_exception(error: Exception) -> HttpError:
-    """Return the answer to an exception: 400 for wrong input, 5xx for the rest."""
+def of_exception(error: Exception, given: Collection[str] = ()) -> HttpError:
+    """Return the answer to an exception: 400 for wrong input, 5xx for the rest.
+
+    given: names of the body's fields.
+    """
     if isinstance(error, HttpError):
         return error
     message = str(error).replace("; None: ", "; null: ").replace(", or None ", ", or null ")
     if isinstance(error, OutOfBlocks):
         return HttpError(400, message, code="context_length_exceeded")
     if isinstance(error, (RequestError, ArgumentError, UnsupportedError)):
-        name = _NAME.match(message)
-        return HttpError(400, message, param=name and name[0])
+        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+        return HttpError(400, message, _field_of(message, given), code)
     if isinstance(error, (OutOfMemory, StoreError)):
         return HttpError(503, message, headers={"Retry-After": "5"})
     if isinstance(error, (ClosedError, EngineError)):

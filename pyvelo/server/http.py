@@ -64,6 +64,7 @@ class Exchange:
     status: of the answer; 0 before it begins.
     route: pattern of the path, such as /v1/sessions/{id}; "" if it is unknown.
     path_id: part of the path at {id}.
+    fields: of the body, once it is known.
     tenant: owner of the API key, once that is known.
     error_body: returns the body of an error, in the shape of the endpoint.
     more_headers: of the answer, whatever it is.
@@ -80,6 +81,7 @@ class Exchange:
         self.status = 0
         self.received = time.perf_counter()
         self.route = self.path_id = ""
+        self.fields: Mapping[str, Any] = {}
         self.tenant: Tenant = ANYBODY
         self.error_body: Callable[[HttpError], Any] = openai_error
         self.more_headers: Mapping[str, str] = {}

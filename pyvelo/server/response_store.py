@@ -1,4 +1,4 @@
-"""Conversations by response id, which later requests continue, and the sessions that keep their blocks."""
+"""Conversations by response id, which later requests continue."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyvelo.server.auth import Tenant
-from pyvelo.session import AsyncSession
 
-__all__ = ["SESSION_TTL", "TTL", "ResponseStore", "Turn"]
+__all__ = ["ResponseStore", "Turn"]
 
 TTL = 3600.0
 """Seconds from the last use of a response to its end."""
-SESSION_TTL = 600.0
-"""Seconds that the blocks of its conversation are kept."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +38,9 @@ class Turn:
 
 @dataclass(eq=False)
 class _Stored:
-    """Response of a tenant.
-
-    session: of its conversation, until the next turn takes it; dropping it frees the blocks.
-    """
-
     turn: Turn
     body: bytes
     expires: float
-    session: AsyncSession | None = None
 
     @property
     def size(self) -> int:
@@ -65,16 +56,12 @@ class ResponseStore:
         max_responses: of a tenant.
         max_size: bytes of the responses of a tenant and characters of their conversations; a turn counts in
             each response after it.
-        max_sessions: latest responses that keep the blocks of their conversations.
         clock: returns seconds.
     """
 
-    def __init__(
-        self, max_responses: int, max_size: int, max_sessions: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, max_responses: int, max_size: int, clock: Callable[[], float]) -> None:
         self._max_responses = max_responses
         self._max_size = max_size
-        self.max_sessions = max_sessions
         self._clock = clock
         self._of: dict[Tenant, dict[str, _Stored]] = {}  # by id, in the order of their last use
 
@@ -105,33 +92,6 @@ class ResponseStore:
         own[name] = own.pop(name)
         return stored.turn
 
-    def keep_session(self, tenant: Tenant, name: str, session: AsyncSession) -> None:
-        """Keep the session of a response, in place of the one that has been kept longest."""
-        stored = self._find(tenant, name)
-        if stored is None:
-            return
-        stored.session = session
-        keeping = [each for each in self._of[tenant].values() if each.session is not None]
-        for oldest in keeping[: max(0, len(keeping) - self.max_sessions)]:
-            oldest.session = None
-
-    def take_session(self, tenant: Tenant, name: str | None) -> AsyncSession | None:
-        """Return the session of a response, which has it no longer; None if it has none."""
-        stored = None if name is None else self._find(tenant, name)
-        if stored is None:
-            return None
-        session, stored.session = stored.session, None
-        return session
-
-    def by_sequence(self) -> dict[int, tuple[Tenant, str]]:
-        """Return tenant and id of the responses with sessions, by the identity of their sequences."""
-        return {
-            id(stored.session._sequence): (tenant, name)
-            for tenant, own in self._of.items()
-            for name, stored in own.items()
-            if stored.session is not None
-        }
-
     def body(self, tenant: Tenant, name: str) -> bytes | None:
         """Return a response; None if the tenant has none of this id."""
         stored = self._find(tenant, name)
@@ -142,14 +102,11 @@ class ResponseStore:
         return self._find(tenant, name) is not None and self._of[tenant].pop(name, None) is not None
 
     def expire(self) -> None:
-        """Remove the responses and the sessions whose time is up."""
+        """Remove the responses whose time is up."""
         now = self._clock()
         for tenant, own in list(self._of.items()):
             while own and next(iter(own.values())).expires <= now:
                 del own[next(iter(own))]
-            for stored in own.values():
-                if stored.expires - TTL + SESSION_TTL <= now:
-                    stored.session = None
             if not own:
                 del self._of[tenant]
 

@@ -28,7 +28,7 @@ from pyvelo.server.schemas import (
     ResponseFormat,
     convert,
 )
-from pyvelo.session import AsyncSession, begins_with, continued
+from pyvelo.session import AsyncSession, continued, share_beginning
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
@@ -114,10 +114,14 @@ async def create_response(
     form = ResponseForm(serving, echoed, _keeper(serving, ticket, request, before, own))
     prompt = partial(chat_prompt, serving, as_chat)
     job = Job([prompt], params, form, request.stream, reader=form.reader)
-    if request.store is False or not serving.responses.max_sessions:
+    if request.store is False or not serving.keeps_sessions:
         return await answer_job(serving, exchange, ticket, job)
-    stream, session = await _answer_in_session(serving, exchange, ticket, job, request.previous_response_id)
-    serving.responses.keep_session(ticket.tenant, name, session)
+    previous = request.previous_response_id
+    kept = serving.kept_sessions.find(ticket.tenant, previous) if previous is not None else None
+    stream, session = await _answer_in_session(serving, exchange, ticket, job, kept)
+    serving.kept_sessions.keep(ticket.tenant, name, session)
+    if previous is not None:
+        serving.kept_sessions.close(ticket.tenant, previous)
     return stream
 
 
@@ -133,11 +137,15 @@ async def delete_response(serving: Serving, exchange: Exchange) -> None:
     """Remove a stored response."""
     if not serving.responses.remove(exchange.tenant, exchange.path_id):
         raise _missing(exchange.path_id)
+    serving.kept_sessions.close(exchange.tenant, exchange.path_id)
     await exchange.answer({"id": exchange.path_id, "object": "response", "deleted": True})
 
 
 def _missing(name: str) -> HttpError:
-    return not_found(f"there is no response {name[:64]!r}: it was deleted, has expired, or was not stored")
+    return not_found(
+        f"there is no response {name[:64]!r}: it is not complete, was not stored, was deleted, has expired, "
+        f"or made room for newer ones"
+    )
 
 
 def _previous(serving: Serving, ticket: Ticket, name: str | None) -> Turn | None:
@@ -169,11 +177,11 @@ def _keeper(
 
 
 async def _answer_in_session(
-    serving: Serving, exchange: Exchange, ticket: Ticket, job: Job, previous: str | None
+    serving: Serving, exchange: Exchange, ticket: Ticket, job: Job, kept: AsyncSession | None
 ) -> tuple[RequestStream, AsyncSession]:
-    """Answer as `answer_job`, in the previous response's session if the prompt begins with its tokens.
+    """Answer as `answer_job`, in a session; it shares the blocks of another one that it begins with.
 
-    Returns: the request, which has ended, and its session. If it fails, the session ends, too.
+    Returns: the request, which has ended, and its session.
     """
     processor = serving.engine.processor
     asked = processor.ask(job.params, exchange.id)
@@ -185,12 +193,14 @@ async def _answer_in_session(
         return AsyncSession(serving.loop, processor.sequence(made, params.cache_salt, params.lora)), params
 
     session, params = await serving.loop.preparer.run(make)
-    kept = serving.responses.take_session(ticket.tenant, previous)
-    if kept is not None and begins_with(session, kept):
-        await kept.append(session.token_ids[len(kept) :])
-        session = kept
-    async with continued(session, params, asked, streams=job.streams) as stream:
-        await answer_stream(serving, exchange, ticket, job, stream)
+    try:
+        if kept is not None:
+            await share_beginning(session, kept)
+        async with continued(session, params, asked, streams=job.streams) as stream:
+            await answer_stream(serving, exchange, ticket, job, stream)
+    except BaseException:
+        await session.close()
+        raise
     return stream, session
 
 
@@ -203,7 +213,7 @@ def _chat(request: ResponsesRequest, messages: list[Any]) -> ChatRequest:
     if len(messages) > MAX_MESSAGES:
         raise refused("input", f"the conversation has {len(messages)} messages: at most {MAX_MESSAGES}")
     wants_logprobs = LOGPROBS in include
-    if request.top_logprobs is not None and not wants_logprobs:
+    if request.top_logprobs and not wants_logprobs:
         raise refused("top_logprobs", f"top_logprobs needs include: [{LOGPROBS!r}]")
     return ChatRequest(
         messages=messages,
@@ -212,7 +222,7 @@ def _chat(request: ResponsesRequest, messages: list[Any]) -> ChatRequest:
         temperature=request.temperature,
         top_p=request.top_p,
         logprobs=wants_logprobs,
-        top_logprobs=request.top_logprobs,
+        top_logprobs=request.top_logprobs if wants_logprobs else None,
         response_format=_format(request.text),
         **_effort(request.reasoning),
         **{name: getattr(request, name) for name in ("top_k", "min_p", "seed", "priority")},

@@ -15,6 +15,7 @@ from pyvelo.engine.async_loop import AsyncEngineLoop
 from pyvelo.engine.stats import EngineStats
 from pyvelo.server.admission import Admission
 from pyvelo.server.errors import HttpError
+from pyvelo.server.kept_sessions import KeptSessions
 from pyvelo.server.live import LiveBlocks
 from pyvelo.server.metrics import Metrics
 from pyvelo.server.response_store import ResponseStore
@@ -33,8 +34,10 @@ MAX_RESPONSES = 1024
 """Responses of a key that later requests may continue."""
 MAX_RESPONSE_CHARACTERS = 64 << 20
 """Characters of their conversations."""
-MAX_RESPONSE_SESSIONS = 8
-"""Conversations of a key that keep their blocks for the next response."""
+MAX_KEPT_SESSIONS = 64
+"""Responses whose sessions are kept for the next turn, of all keys."""
+KEPT_SHARE = 4
+"""The pool has as many times the tokens of these sessions."""
 
 OF_REQUESTS = Limits(max_work=4 << 20, seconds=2.0)
 """Limits of a chat template that a request gives: a client that leaves does not end its rendering."""
@@ -72,14 +75,12 @@ class Serving:
             time.monotonic,
             settings.new_id,
         )
-        self.responses = ResponseStore(
-            *(MAX_RESPONSES, MAX_RESPONSE_CHARACTERS),
-            min(settings.max_sessions, MAX_RESPONSE_SESSIONS),
-            time.monotonic,
-        )
+        self.responses = ResponseStore(MAX_RESPONSES, MAX_RESPONSE_CHARACTERS, time.monotonic)
+        self.keeps_sessions = settings.max_sessions > 0
+        self.kept_sessions = KeptSessions(MAX_KEPT_SESSIONS, pool_tokens // KEPT_SHARE, time.monotonic)
         self.live = LiveBlocks(
             *(engine, self.model_name, self.admission),
-            lambda: self.sessions.by_sequence() | self.responses.by_sequence(),
+            lambda: self.sessions.by_sequence() | self.kept_sessions.by_sequence(),
             self.metrics.rates,
         )
         self.new_id = settings.new_id
@@ -95,6 +96,7 @@ class Serving:
     async def expire(self) -> None:
         """Close what has expired."""
         self.responses.expire()
+        self.kept_sessions.expire()
         await self.sessions.expire()
 
     async def close(self) -> None:

@@ -395,7 +395,7 @@ def test_prompts_of_conversations_end_as_upstream_expects(name: str) -> None:
         (TOOLS, "sometimes", "tool_choice='sometimes'"),
         (TOOLS, 3, "tool_choice=3"),
         (TOOLS, {"type": "function"}, "tool_choice="),
-        (TOOLS, {"function": {"name": "g"}}, "names 'g'"),
+        (TOOLS, {"function": {"name": "g"}}, "tool_choice: 'g'"),
         (None, "required", "needs tools"),
     ],
 )

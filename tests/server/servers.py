@@ -272,16 +272,16 @@ class Server:
     def until_idle(self) -> None:
         """Wait until no request is open; then nothing of them may be left but the sessions of responses."""
         self.until_open(0)
-        self.call(self._drop_sessions_of_responses)
+        self.call(self._close_kept_sessions)
         assert len(self.serving.admission) == 0
         assert self.serving.admission.queued_tokens() == 0
         stats = self.serving.engine.stats()  # after the step in progress
         assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
 
-    def _drop_sessions_of_responses(self) -> None:
-        responses = self.serving.responses
-        for tenant, name in responses.by_sequence().values():
-            responses.take_session(tenant, name)
+    def _close_kept_sessions(self) -> None:
+        kept = self.serving.kept_sessions
+        for tenant, response in kept.by_sequence().values():
+            kept.close(tenant, response)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call a function in the event loop."""

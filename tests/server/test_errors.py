@@ -19,6 +19,9 @@ from .servers import Answer, Server
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "Hello"}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "intger"}}}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CHOICE = {"type": "function", "function": {"name": "g"}}
 
 Case = tuple[str, dict[str, Any], str | None, str]
 """Path, body, field that is named, and words of the message."""
@@ -29,7 +32,7 @@ TYPES: list[Case] = [
     (COMPLETIONS, {"prompt": [1.5]}, "prompt[0]", "got a number"),
     (COMPLETIONS, {"prompt": ["a", 1]}, "prompt", "texts alone"),
     (COMPLETIONS, {"prompt": ["a", [1]]}, "prompt", "texts alone"),
-    (COMPLETIONS, {"prompt": [[]]}, None, "no tokens"),
+    (COMPLETIONS, {"prompt": [[]]}, "prompt", "no tokens"),
     (COMPLETIONS, {"prompt": ["a"] * 257}, "prompt", "256"),
     (COMPLETIONS, {}, "prompt", "missing"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "got a string"),
@@ -47,7 +50,15 @@ TYPES: list[Case] = [
     (CHAT, {"messages": MESSAGES * 4097}, "messages", "at most 4096 items"),
     (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": 1}}, None, "got an integer"),
     (CHAT, {"messages": MESSAGES, "chat_template": "no template"}, "chat_template", "Jinja"),
-    (CHAT, {"messages": MESSAGES, "chat_template": "{% for %}"}, None, "template"),
+    (CHAT, {"messages": MESSAGES, "chat_template": "{% for %}"}, "chat_template", "line 1"),
+    (COMPLETIONS, {"prompt": ""}, "prompt", "no tokens"),
+    (COMPLETIONS, {"prompt": [1, 10**6]}, "prompt", "token 1000000"),
+    (COMPLETIONS, {"prompt": "a", "guided_json": "{bad"}, "guided_json", "json_schema="),
+    (COMPLETIONS, {"prompt": "a", "guided_regex": "("}, "guided_regex", "regex"),
+    (COMPLETIONS, {"prompt": "a", "guided_grammar": "root ::= foo"}, "guided_grammar", "grammar"),
+    (COMPLETIONS, {"prompt": "a", "structured_outputs": {"regex": "("}}, "structured_outputs", "regex"),
+    (CHAT, {"messages": MESSAGES, "response_format": FORMAT}, "response_format", "json_schema"),
+    (CHAT, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": CHOICE}, "tool_choice", "'g' is none"),
     (EMBEDDINGS, {"input": {}}, "input", "got an object"),
     (EMBEDDINGS, {"input": ["a"], "encoding_format": "hex"}, "encoding_format", "'hex'"),
     (EMBEDDINGS, {"input": ["a"], "dimensions": 7}, "dimensions", "dimensions=7"),
@@ -277,8 +288,15 @@ def test_a_prompt_that_is_too_long_is_refused(server: Server) -> None:
         answer = server.post(COMPLETIONS, {**body, "stream": True})
         assert answer.status == 400
         assert "512" in answer.error["message"]
-    long = [{"role": "user", "content": "a b c " * 300}]
-    assert "512" in refuse(server, CHAT, {"messages": long}).error["message"]
+        assert (answer.error["param"], answer.error["code"]) == ("prompt", "context_length_exceeded")
+    long = "a b c " * 300
+    for path, field, body in (
+        (CHAT, "messages", {"messages": [{"role": "user", "content": long}]}),
+        ("/v1/responses", "input", {"input": long}),
+    ):
+        error = refuse(server, path, body).error
+        assert "512" in error["message"]
+        assert (error["param"], error["code"]) == (field, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(

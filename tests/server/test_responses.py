@@ -16,7 +16,7 @@ from pyvelo.chat.template import BUILT_IN, ChatTemplate
 from pyvelo.errors import RequestError
 from pyvelo.server.auth import ANYBODY, Tenant, read_keys
 from pyvelo.server.response_form import ResponseForm
-from pyvelo.server.response_store import SESSION_TTL, TTL, ResponseStore
+from pyvelo.server.response_store import TTL, ResponseStore
 
 from .conftest import Serve
 from .servers import Server
@@ -174,65 +174,6 @@ def test_a_conversation_continues_by_id(client: openai.OpenAI, oracle: LLM, chat
         client.responses.delete(unstored.id)
 
 
-def test_the_next_turn_computes_its_own_tokens_alone(client: openai.OpenAI, oracle: LLM, chatml: str) -> None:
-    first = client.responses.create(input=QUESTION, **FIELDS)
-    before, n_known = [USER, {"role": "assistant", "content": first.output_text}], tokens_of(first)
-    assert n_known % 32 != 1  # more than whole blocks
-    for text in ("And a table?", "Why?"):  # the first one takes the session
-        expected = oracle.chat([*before, {"role": "user", "content": text}], PARAMS, chat_template=chatml)
-        later = client.responses.create(input=text, previous_response_id=first.id, **FIELDS)
-        assert later.output_text == expected.text
-        assert later.usage is not None
-        if text != "Why?":
-            assert later.usage.input_tokens_details.cached_tokens == n_known - 1  # the last was not needed
-            longer = client.responses.create(input="So?", previous_response_id=later.id, **FIELDS)
-            assert longer.usage is not None
-            assert longer.usage.input_tokens_details.cached_tokens == tokens_of(later) - 1
-
-
-def tokens_of(response: Response) -> int:
-    """Return the tokens of a prompt and its answer."""
-    assert response.usage is not None
-    return response.usage.total_tokens
-
-
-@pytest.mark.parametrize("change", [{"store": False}, {"extra_body": {"cache_salt": "other"}}])
-def test_turns_that_cannot_take_the_session(
-    client: openai.OpenAI, oracle: LLM, chatml: str, change: dict[str, Any]
-) -> None:
-    first = client.responses.create(input=QUESTION, **FIELDS)
-    messages: Any = [USER, {"role": "assistant", "content": first.output_text}, USER]
-    expected = oracle.chat(messages, PARAMS, chat_template=chatml)
-    later = client.responses.create(input=QUESTION, previous_response_id=first.id, **{**FIELDS, **change})
-    assert later.output_text == expected.text
-
-
-def test_a_response_keeps_blocks_until_it_is_deleted(serve: Serve) -> None:
-    server = serve(max_sessions=1)
-
-    def blocks_used() -> int:
-        server.until_open(0)
-        return server.serving.engine.stats().blocks_used
-
-    for text in ("a", "b"):
-        answer = server.ask("/v1/responses", {"input": text, **FIELDS})
-    assert blocks_used() == -(-(answer["usage"]["total_tokens"] - 1) // 32)  # the first one's were freed
-    server.ask(
-        "/v1/responses", {"input": text, "previous_response_id": answer["id"], **FIELDS, "store": False}
-    )
-    assert blocks_used() > 0
-    assert server.request("DELETE", f"/v1/responses/{answer['id']}").status == 200
-    assert blocks_used() == 0
-
-
-def test_a_server_without_sessions_keeps_no_blocks(serve: Serve) -> None:
-    server = serve(max_sessions=0)
-    first = server.ask("/v1/responses", {"input": "a", **FIELDS})
-    server.ask("/v1/responses", {"input": "b", "previous_response_id": first["id"], **FIELDS})
-    server.until_open(0)
-    assert server.serving.engine.stats().blocks_used == 0
-
-
 def test_responses_belong_to_a_key(serve: Serve) -> None:
     server = serve(keys=read_keys(None, ["ann", "bob"]))
     ann, bob = (
@@ -311,7 +252,7 @@ def test_wrong_input_names_the_field(server: Server, change: dict[str, Any], par
 
 def test_the_store_forgets_the_oldest_and_the_expired() -> None:
     now = [0.0]
-    store = ResponseStore(3, 100, 2, lambda: now[0])
+    store = ResponseStore(3, 100, lambda: now[0])
     other = Tenant("other")
     body = b"{}"
     store.add(other, "other", None, [{"role": "user", "content": "a"}], body)
@@ -332,21 +273,3 @@ def test_the_store_forgets_the_oldest_and_the_expired() -> None:
     assert turn is not None
     assert turn.messages == [{"content": "x" * 90}]
     assert store.body(other, "other") is None
-
-
-def test_the_store_keeps_the_sessions_of_the_latest_responses() -> None:
-    now = [0.0]
-    store = ResponseStore(9, 100, 2, lambda: now[0])
-    sessions: dict[str, Any] = {name: object() for name in "abcd"}
-    for name, session in sessions.items():
-        store.add(ANYBODY, name, None, [], b"{}")
-        store.keep_session(ANYBODY, name, session)
-    assert [store.take_session(ANYBODY, name) for name in ("a", "b", "c", "c", "e", None)] == [
-        *(None, None, sessions["c"]),
-        *(None, None, None),
-    ]
-    store.keep_session(ANYBODY, "e", sessions["a"])  # the response was removed meanwhile
-    now[0] = SESSION_TTL
-    store.expire()
-    assert store.take_session(ANYBODY, "d") is None
-    assert store.body(ANYBODY, "d") is not None
