@@ -28,13 +28,15 @@ __all__ = [
 ]
 
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
-_WORD = re.compile(r"[^\W_]+|[^\x00-\x7f\w\s]")  # or a symbol that is no markup
-_NO_MARKUP = re.compile(
-    r"__+"  # of names: models write bold text with asterisks
-    rf"|\\[{re.escape(punctuation)}]"  # of paths, patterns and LaTeX
-    r"|(?<=[A-Za-z0-9_)\]])\*(?=[A-Za-z0-9_(\[])"  # of a product
-    r"|(?<=\d)\*\*(?=\w)|(?<=[A-Za-z_)\]])\*\*(?=\d)"  # of a power with a number
+_WORD = re.compile(r"[^\W_]+|[^\x00-\x7f\w\s]|[!?@$%&;^/\"',{}(\[\]<\\]")  # or a symbol that is no markup
+_NO_MARKUP = re.compile(rf"__+|\\[{re.escape(punctuation)}]")  # of names; of paths, patterns and LaTeX
+# Emphasis opens at the beginning of words and closes at their end; marks elsewhere are of products, patterns,
+# pointers and queries. Scripts other than Latin have no spaces between words.
+_OTHER = r"[^\x00-\u024f]"
+_OPENS = re.compile(
+    rf"(?:(?<![^\s(\[{{\"'>|:~-])|(?<={_OTHER}))(?:\*+(?:[\w(\[`$<&#@+-]|[\"']\w|{_OTHER})|_[^\s_]+_(?!\w))"
 )
+_CLOSES = re.compile(rf"(?<=[\w.!?)\]}}\"'`%$>;:,]|{_OTHER})[*_]+(?:[\s.,;:!?)\]}}\"'<|~-]|{_OTHER}|$)")
 # what would drop or replace text: HTML, link targets and titles, definitions, entities, backslashes
 _HIDING = ("html_block", "html_inline", "link", "image", "reference", "autolink", "entity", "escape")
 
@@ -46,7 +48,8 @@ def make_markdown(text: str) -> RenderableType:
     tokens = parse(text)
     _keep_lines(tokens)
     words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
-    if words - markup - Counter(_drawn_words(tokens)) or not _counts_up(tokens):
+    has_plus = any(token.type == "bullet_list_open" and token.markup == "+" for token in tokens)  # of a patch
+    if words - markup - Counter(_drawn_words(tokens)) or not _counts_up(tokens) or has_plus:
         return Text(text)
     drawn = _renderer()("")
     drawn.parsed = tokens
@@ -65,6 +68,7 @@ def _parser() -> MarkdownIt:
 
     parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
     parser.inline.ruler.before("escape", "no_markup", _no_markup)
+    parser.inline.ruler.at("emphasis", _emphasis)
     parser.parse("x")  # compiles the rules, which two threads must not do at once
     return parser
 
@@ -229,6 +233,19 @@ def _no_markup(state: StateInline, silent: bool) -> bool:
         state.pending += found[0]
     state.pos = found.end()
     return True
+
+
+def _emphasis(state: StateInline, silent: bool) -> bool:
+    """Parse marks of emphasis, which open and close it only where models mean that."""
+    from markdown_it.rules_inline.emphasis import tokenize
+
+    begin, n_before = state.pos, len(state.delimiters)
+    found = tokenize(state, silent)
+    opens, closes = _OPENS.match(state.src, begin), _CLOSES.match(state.src, begin)
+    for mark in state.delimiters[n_before:]:
+        mark.open = mark.open and opens is not None
+        mark.close = mark.close and closes is not None
+    return found
 
 
 def _counts_up(tokens: Iterable[Any]) -> bool:

@@ -18,8 +18,9 @@ __all__ = ["split_settled"]
 
 KEPT = 3  # rows at the end that may change: a word grows, or the next line makes a heading or a table of them
 # marks that later text may close
-_OPENING = re.compile(r"`|~~|\*\*(?=\S)|(?<![A-Za-z0-9_)\]*])\*(?=\S)|(?<!\w)_(?=\S)")
-_WORD = re.compile(r"\S*(?:[ \t]*\n|[ \t]+)?")
+_OPENING = re.compile(r"`|~~|\*\*(?=\S)|(?<![A-Za-z0-9_)\]*])\*(?=\S)")
+_WORD = re.compile(r"[!-~]*(?:[ \t]*\n|[ \t]+)?")
+_NO_BLOCK = re.compile(r"[^\W\d_]|[^\x00-\x7f]|[\"'(]|`[^`]|\*\*?[^\s*]")  # begins none, whatever comes then
 
 
 def split_settled(
@@ -36,7 +37,7 @@ def split_settled(
 
     whole = rows(text)
     drawn = "".join(segment.text for row in whole[:-KEPT] for segment in row)
-    for cut in _cuts(text, drawn):
+    for cut in _cuts(text, drawn, is_markdown):
         fence = opening_fence(text[:cut]) if is_markdown else ""
         head, tail = text[:cut] + closing_fence(fence), fence + text[cut:]
         after_word = next(_WORD.finditer(text, cut)).end()  # the next word may fit the row without its marks
@@ -51,7 +52,7 @@ def _comparable(row: list[Segment]) -> list[Segment]:
     return [*Segment.simplify(segment._replace(style=segment.style or Style.null()) for segment in row)]
 
 
-def _cuts(text: str, drawn: str) -> Iterator[int]:
+def _cuts(text: str, drawn: str, is_markdown: bool) -> Iterator[int]:
     """Yield where the text that is `drawn` may end: within its last line, or before that line.
 
     Markup is not drawn, so the characters that are drawn are found in the text one after the other.
@@ -63,7 +64,8 @@ def _cuts(text: str, drawn: str) -> Iterator[int]:
     if at:
         if text[at : at + 1].isascii():  # a word, or markup that ends it; others are broken anywhere
             at = next(_WORD.finditer(text, at)).end()
-        yield at
+        if not is_markdown or _NO_BLOCK.match(text, at):
+            yield at
         yield text.rfind("\n", 0, at) + 1
 
 

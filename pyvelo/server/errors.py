@@ -39,14 +39,7 @@ _PROMPT = re.compile(r"the prompt\b|prompts\b|the session with this text\b")
 
 _GIVEN_AS = {
     "prompt": ("messages", "input", "prompt", "content", "text", "token_ids"),
-    "json_schema": (
-        "response_format",
-        "guided_json",
-        "structured_outputs",
-        "text",
-        "format",
-        "output_config",
-    ),
+    "json_schema": ("response_format", "guided_json", "structured_outputs", "text", "format"),
     "regex": ("guided_regex", "structured_outputs"),
     "grammar": ("guided_grammar", "guided_choice", "structured_outputs"),
 }

@@ -119,7 +119,10 @@ async def create_response(
     previous = request.previous_response_id
     kept = serving.kept_sessions.find(ticket.tenant, previous) if previous is not None else None
     stream, session = await _answer_in_session(serving, exchange, ticket, job, kept)
-    serving.kept_sessions.keep(ticket.tenant, name, session)
+    if serving.responses.body(ticket.tenant, name) is not None:
+        serving.kept_sessions.keep(ticket.tenant, name, session)
+    else:  # a stream's client has deleted it already
+        await session.close()
     if previous is not None:
         serving.kept_sessions.close(ticket.tenant, previous)
     return stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import random
 import re
@@ -238,7 +239,13 @@ class Fuzz:
         self.ids["/v1/sessions"].clear()
 
     def used_blocks(self) -> float:
-        """Return the blocks in use; the server may take a second to close sessions that have expired."""
+        """Delete the responses that keep blocks for a next turn, and return the blocks that are still in use.
+
+        The server may take a second to close sessions that have expired.
+        """
+        for name in self.owners():
+            if name.startswith("resp_"):
+                self.session.delete(f"{self.url}/v1/responses/{name}", timeout=SECONDS)
         used = math.inf
         end = time.monotonic() + 5
         while used and time.monotonic() < end:
@@ -249,6 +256,17 @@ class Fuzz:
             used = float(found[1])
             time.sleep(0.2)
         return used
+
+    def owners(self) -> list[str]:
+        """Return the requests and sessions that have blocks, by the block map."""
+        with self.session.get(f"{self.url}/v1/blocks/stream", stream=True, timeout=SECONDS) as answer:
+            event = ""
+            for line in answer.iter_lines(decode_unicode=True):
+                if line.startswith("event: "):
+                    event = line.removeprefix("event: ")
+                elif line.startswith("data: ") and event == "requests":
+                    return [row["id"] for row in json.loads(line.removeprefix("data: "))["rows"]]
+        raise ScriptError("/v1/blocks/stream has no requests")
 
 
 def bound(case: Any) -> None:

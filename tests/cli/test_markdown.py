@@ -45,6 +45,25 @@ def drawn(text: str, width: int = 400) -> str:
         *((text, text) for text in ("2*3*4 = 24", "f(x) = 3*x + 2*y*z", "2**3**2 and x**2 - y**2")),
         *(
             (text, text)
+            for text in (
+                *(
+                    "SELECT *, count(*) FROM t",
+                    "git add *; rm -rf ./*",
+                    "Match src/*.py and tests/*.py here.",
+                ),
+                *("**/*.py and **/*.js", "^.*$ or .*?x.*", "/* a */ int x; /* b */", "'*' or '+' or '*'"),
+                *(
+                    "$x^{*}$, $y^{*}$",
+                    "foo (*) bar (*) baz",
+                    "Use _private and class_ here.",
+                    "f(*args, **kw)",
+                ),
+                *("char *a, *b;", "int **p = *q;", "a * b * c", "| a | b |\n|---|---|\n| 1 | 2 | ? |"),
+                *("a | b\n-|-\n!|@|?", "- old\n+ new", "+ new"),
+            )
+        ),
+        *(
+            (text, text)
             for text in (r"\d+\.\d+", r"C:\.config", r"\\server\share", r"\(x^2\) \{1,2\} 1 \\ 2")
         ),
         ("10. ten\n9. nine\n8. eight", "10. ten\n9. nine\n8. eight"),
@@ -59,6 +78,8 @@ def test_what_looks_like_markup_is_shown(text: str, shown: str) -> None:
 
 def test_markdown_is_drawn() -> None:
     assert "*" not in drawn("*one* and **two**, **三**四, (*five*)")
+    assert "*" not in drawn('**Note:** *a b*, ***c***. **"d"** - **e**, **`f`**: *g*!\n* i\n* **j**')
+    assert "*" not in drawn("\u8fd9**\u91cd\u70b9**\uff0c**\uff08h\uff09** **\u00e9**")
     assert "3." not in drawn("3. three\n4. four\n\n- a\n  0. zero\n  1. one")
     assert "~" not in drawn("~~three~~")
     assert "|" not in drawn("| a | b |\n|---|---|\n| 1 | 2 |\n")

@@ -139,7 +139,7 @@ def test_all_but_the_last_rows_are_printed(text: str) -> None:
     assert len(console().render_lines(make_markdown(rest))) <= 5
 
 
-@pytest.mark.parametrize("mark", ["**", "*", "_", "`", "~~"])
+@pytest.mark.parametrize("mark", ["**", "*", "`", "~~"])
 def test_nothing_after_a_mark_is_printed_that_later_text_may_close(mark: str) -> None:
     text = "before " * 30 + mark + "after " * 30 + "after"
     assert "after" not in settled(text)
@@ -156,3 +156,18 @@ def test_reasoning_is_no_markup() -> None:
 def test_a_heading_or_a_table_of_the_last_lines_is_still_one() -> None:
     for text in ("word " * 40 + "\nheading", "word " * 40 + "\n| a | b |"):
         assert text.splitlines()[-1] not in settled(text)
+
+
+@pytest.mark.parametrize("more", ["# b", "- item", "+ 3", "* y", "> q", "1. one", "    code", "===", "| a"])
+@pytest.mark.parametrize(
+    "before", ["x" * 300, "https://e.com/" + "a" * 300, "word " * 60 + "- \u5199" * 90 + "-"]
+)
+def test_nothing_is_printed_within_a_word_that_grows(before: str, more: str) -> None:
+    """What comes next would begin a block of its own, and lose its marks."""
+    head, tail = split_settled(before, make_markdown, console(), is_markdown=True)
+    separately = Console(file=io.StringIO(), width=WIDTH)
+    for part in filter(None, (head, tail + more)):
+        separately.print(make_markdown(part))
+    together = Console(file=io.StringIO(), width=WIDTH)
+    together.print(make_markdown(before + more))
+    assert separately.file.getvalue() == together.file.getvalue()  # type: ignore[attr-defined]

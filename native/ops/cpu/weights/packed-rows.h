@@ -11,6 +11,7 @@
 
 namespace packed {
 
+// Whether one of 32 values is not a number.
 inline bool has_nan(const float * values) {
     const __m512 a = _mm512_loadu_ps(values), b = _mm512_loadu_ps(values + 16);
     return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
