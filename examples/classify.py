@@ -15,7 +15,7 @@ from pyvelo.demo import DEMO_MODEL
 def classify(llm: LLM, texts: list[str], classes: list[str]) -> list[str]:
     """Return the class of each text; no other answer is possible."""
     rules = f"You sort messages into these classes: {', '.join(classes)}. Answer with one of them.\n\n"
-    params = SamplingParams(temperature=0, max_tokens=20, regex="|".join(map(re.escape, classes)))
+    params = SamplingParams(temperature=0, max_tokens=200, regex="|".join(map(re.escape, classes)))
     llm.generate(rules, SamplingParams(max_tokens=1))  # so that all find the beginning in the cache
     outputs = llm.generate([f"{rules}Message: {text}\nClass: " for text in texts], params)
     return [output.text for output in outputs]

@@ -125,6 +125,7 @@ class Chat:
         turn = self.conversation.turns[-1]
         said, thought = list[str](), list[str]()
         start, self.last = now(), LastAnswer()
+        n_forgotten = self.conversation.n_forgotten
         try:
             self._make_room()
             self._receive(said, thought, start)
@@ -136,7 +137,7 @@ class Chat:
             self.last.total = now() - start
             self.screen.finish()
             if turn.answer is None:  # templates refuse a turn without an answer before the next one
-                self.conversation.turns[:] = before
+                self.conversation.turns[:], self.conversation.n_forgotten = before, n_forgotten
         if self.last.usage is not None:
             usage = self.last.usage
             cached = f"cached {usage.cached_tokens:,}/{usage.prompt_tokens:,}"
@@ -165,7 +166,7 @@ class Chat:
             self.screen.note("thinking … (/reasoning shows it afterwards)")
 
     def _make_room(self) -> None:
-        """Forget the oldest turns until the rest fits; if it never does, the request raises the error."""
+        """Hide the oldest turns until the rest fits; if it never does, the request raises the error."""
         n_gone = 0
         while not self.talker.fits(self.conversation.messages()):
             if not self.conversation.forget_oldest():

@@ -45,6 +45,12 @@ OLLAMAS = {
     "show": "/model shows the model, /stats and /tokens the figures of the conversation",
 }
 """Commands of other programs without a counterpart, and what to use."""
+OLLAMAS_WORDS = {
+    "image": (),
+    "set": ("parameter", "system", "history", "nohistory", "wordwrap", "nowordwrap", "format", "noformat"),
+    "show": ("info", "license", "modelfile", "parameters", "system", "template"),
+}
+"""What follows them there; other words make a message of the line."""
 TAKE_ALL = ("system", "save", "load")
 """Commands that take the rest of the line: texts, and names of files with spaces."""
 TAKE_ONE = ("think", "fork", "model")
@@ -64,7 +70,7 @@ def command_of(text: str) -> tuple[Callable[[Chat, str], None], str] | None:
     known = ALIASES.get(name[1:], name[1:])
     if known in COMMANDS:
         return (COMMANDS[known], rest.strip()) if _takes(known, rest) else None
-    if name[1:] in OLLAMAS:
+    if name[1:] in OLLAMAS and _means_ollama(name[1:], rest):
         raise ConfigError(f"there is no {shown(name)} here: {OLLAMAS[name[1:]]}")
     near = difflib.get_close_matches(name[1:], COMMANDS, 1, 0.75)
     if near and _takes(near[0], rest):
@@ -76,6 +82,12 @@ def _takes(command: str, rest: str) -> bool:
     """Return whether a command takes as many words; with more, the line is a message such as `/help me`."""
     takes_one = command in TAKE_ONE or (command == "undo" and rest.strip().isdigit())
     return command in TAKE_ALL or len(rest.split()) <= takes_one
+
+
+def _means_ollama(command: str, rest: str) -> bool:
+    """Return whether the line is a command of Ollama and no message such as `/show me the way`."""
+    words = rest.split()
+    return not words or words[0] in OLLAMAS_WORDS[command]
 
 
 def _help(chat: Chat, _: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,17 +30,24 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """Turns, the oldest first, after an optional system message."""
+    """Turns, the oldest first, after an optional system message.
+
+    n_forgotten: oldest turns that the model does not see any more; they are still saved.
+    """
 
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
+    n_forgotten: int = field(default=0, compare=False)
 
     def messages(self) -> list[Message]:
         """Return the messages for a chat template."""
+        return self._messages(self.turns[self.n_forgotten :])
+
+    def _messages(self, turns: Iterable[Turn]) -> list[Message]:
         said: list[Message] = []
         if self.system is not None:
             said.append({"role": "system", "content": self.system})
-        for turn in self.turns:
+        for turn in turns:
             said.append({"role": "user", "content": turn.user})
             if turn.answer is not None:
                 thought = {} if turn.reasoning is None else {"reasoning_content": turn.reasoning}
@@ -52,26 +60,31 @@ class Conversation:
 
     def undo(self) -> Turn | None:
         """Remove and return the last turn."""
-        return self.turns.pop() if self.turns else None
+        last = self.turns.pop() if self.turns else None
+        if self.n_forgotten >= len(self.turns):
+            self.n_forgotten = 0
+        return last
 
     def forget_oldest(self) -> bool:
-        """Remove the oldest turn; return False if only the turn that waits for its answer is left."""
-        if len(self.turns) < 2:
+        """Hide the oldest turn from the model; return False if only the turn that waits is left."""
+        if len(self.turns) - self.n_forgotten < 2:
             return False
-        del self.turns[0]
+        self.n_forgotten += 1
         return True
 
     def copy(self) -> Conversation:
         """Return a copy that changes on its own."""
-        return Conversation(self.system, [replace(turn) for turn in self.turns])
+        return Conversation(self.system, [replace(turn) for turn in self.turns], self.n_forgotten)
 
     def reset(self) -> None:
         """Remove all turns; the system message stays."""
         self.turns.clear()
+        self.n_forgotten = 0
 
     def to_json(self) -> str:
         """Return the conversation as JSON for `from_json`."""
-        return json.dumps({"format": FORMAT, "messages": self.messages()}, ensure_ascii=False, indent=1)
+        messages = self._messages(self.turns)
+        return json.dumps({"format": FORMAT, "messages": messages}, ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Conversation:

@@ -236,7 +236,7 @@ def _no_markup(state: StateInline, silent: bool) -> bool:
 
 
 def _emphasis(state: StateInline, silent: bool) -> bool:
-    """Parse marks of emphasis, which open and close it only where models mean that."""
+    """Parse marks of emphasis, which open and close it if models mean that."""
     from markdown_it.rules_inline.emphasis import tokenize
 
     begin, n_before = state.pos, len(state.delimiters)

@@ -137,6 +137,7 @@ class RichScreen:
         self._make_live: Callable[[], Any] = lambda: Growing(self._console, self._growing)
         self._live: Any = None
         self._text = ""  # of the block that may still change
+        self._return = ""  # a carriage return at its end, which may be the first half of a line end
         self._enough = 0  # characters of it that are worth a try to print some for good
         self._reasons = False  # it is reasoning
         self._follows = False  # the next block follows one of the same answer
@@ -157,7 +158,9 @@ class RichScreen:
         if reasoning != self._reasons:
             self._end_block()
             self._reasons = reasoning
-        done, self._text = split_blocks(self._text + visible(text))
+        text = (self._return + text).replace("\r\n", "\n")
+        self._return = "\r" if text.endswith("\r") else ""
+        done, self._text = split_blocks(self._text + visible(text.removesuffix(self._return)))
         for block in done:
             self._print(block)
         self._settle()
@@ -222,7 +225,7 @@ class RichScreen:
             self._follows = True
 
     def _end_block(self) -> None:
-        rest, self._text = self._text, ""
+        rest, self._text, self._return = self._text + visible(self._return), "", ""
         self._print(rest)
 
     def _separate(self) -> None:

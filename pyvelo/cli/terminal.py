@@ -32,8 +32,8 @@ __all__ = [
     "visible",
 ]
 
-# C0 but tab and line feed, DEL, C1; and lone surrogates, which no stream can encode
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# C0 but tab and line ends, DEL, C1; and lone surrogates, which no stream can encode
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]|\r(?!\n)")
 _ERRORS = "pyvelo-output"
 
 

@@ -261,7 +261,7 @@ class Fuzz:
         """Return the requests and sessions that have blocks, by the block map."""
         with self.session.get(f"{self.url}/v1/blocks/stream", stream=True, timeout=SECONDS) as answer:
             event = ""
-            for line in answer.iter_lines(decode_unicode=True):
+            for line in map(bytes.decode, answer.iter_lines()):
                 if line.startswith("event: "):
                     event = line.removeprefix("event: ")
                 elif line.startswith("data: ") and event == "requests":

@@ -28,18 +28,34 @@ BACKENDS = re.compile(r"ggml/src/ggml-(?!cpu/|cuda/)[a-z]+/|/kleidiai/|ggml/incl
 """Files of backends that are not built."""
 SOURCES = {".c", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".inc"}
 NOTICE = re.compile(r"(?:SPDX-FileCopyrightText: |Copyright (?:\(c\) )?(?=\d{4}))(.*?)\s*$", re.I | re.M)
+OTHER = re.compile(r"Apache License|General Public|Mozilla Public|SPDX-License-Identifier: (?!MIT\b)", re.I)
+"""Licences whose conditions are others than MIT's."""
+APACHE = {"vendor/nlohmann/json.hpp": "2018 The Abseil Authors"}
+"""Files with a part under the Apache License, and the part's holder."""
 COMMENT = re.compile(r"(?:^//.*\n)+", re.M)
 
 
-def notices(tree: Path) -> dict[str, str]:
-    """Return the copyright holders that compiled sources name, and a file that does so."""
-    found: dict[str, str] = {}
+def sources(tree: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each source that is compiled."""
     for folder in SCANNED:
         for file in sorted((tree / folder).rglob("*")):
             name = file.relative_to(tree).as_posix()
             if file.suffix in SOURCES and not BACKENDS.search(name):
-                for holder in NOTICE.findall(file.read_text(encoding="utf-8", errors="replace")):
-                    found.setdefault(holder, name)
+                yield name, file.read_text(encoding="utf-8", errors="replace")
+
+
+def notices(tree: Path) -> dict[str, str]:
+    """Return the copyright holders that compiled sources name, and a file that does so.
+
+    Raises: ScriptError if one names a licence that is neither MIT's nor known.
+    """
+    found: dict[str, str] = {}
+    for name, text in sources(tree):
+        other = OTHER.search(text)
+        if other is not None and name not in APACHE:
+            raise ScriptError(f"{name} names another licence than MIT's: {other[0]!r}: look what it asks for")
+        for holder in NOTICE.findall(text):
+            found.setdefault(holder, name)
     return found
 
 
@@ -60,10 +76,12 @@ def collected(tree: Path) -> str:
     """Return the text of LICENSES/upstream.txt for a tree."""
     found = list(licences(tree))
     known = "".join(text for _, text in found)
-    others = [f"{holder} ({file})" for holder, file in notices(tree).items() if holder not in known]
-    found.append(
-        ("Other holders of copyright in these sources, under the same MIT licence", "\n".join(others))
-    )
+    others = {holder: f"{holder} ({file})" for holder, file in notices(tree).items() if holder not in known}
+    apache = [others.pop(holder) for holder in APACHE.values() if holder in others]
+    same = "\n".join(others.values())
+    found.append(("Other holders of copyright in these sources, under the same MIT licence", same))
+    if apache:
+        found.append(("Under the Apache License 2.0, see apache-2.0.txt beside this file", "\n".join(apache)))
     return "\n\n".join(f"{title}\n{'=' * len(title)}\n\n{text.strip()}\n" for title, text in found)
 
 

@@ -190,9 +190,14 @@ def test_what_fails_is_said_and_loses_nothing() -> None:
 def test_a_full_context_lets_the_oldest_turns_go_and_says_so() -> None:
     talker = FakeTalker(room=4)
     chat, screen = talk("/system S", "one", "two", "three", talker=talker)
-    assert [user for user, _ in said(chat)] == ["two", "three"]
-    assert talker.asked[-1][0] == {"role": "system", "content": "S"}
-    assert screen.notes[-1] == "the context is full: the oldest turn has left the conversation"
+    assert [message["content"] for message in talker.asked[-1]] == ["S", "two", "answer 2", "three"]
+    assert [user for user, _ in said(chat)] == ["one", "two", "three"]  # as it is saved
+    assert len(Conversation.from_json(chat.conversation.to_json()).turns) == 3
+    for text in ("/undo", "/undo", "four"):
+        hear(chat, text)
+    assert [user for user, _ in said(chat)] == ["one", "four"]
+    assert talker.asked[-1][1]["content"] == "one"
+    assert "the context is full: the oldest turn has left the conversation" in screen.notes
 
 
 @pytest.mark.parametrize("line", ["a message that never fits", "/retry"])
@@ -557,6 +562,12 @@ def test_template_and_arguments_reach_the_prompt(
     options = ["--template-arg", "n=[1, 2]", "--template-arg", "word=plain", "--no-think"]
     assert execute(["chat", "--chat-template", str(template), *options]) == 1
     assert "got [1, 2] plain False" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["/show me the way", "/image of a cat", "/set theory"])
+def test_messages_that_begin_like_a_command_of_another_program(text: str) -> None:
+    chat, _ = talk(text)
+    assert [user for user, _ in said(chat)] == [text]
 
 
 def test_the_commands_of_other_programs() -> None:

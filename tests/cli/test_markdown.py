@@ -247,3 +247,21 @@ def test_a_block_alone_has_no_empty_line_around_it() -> None:
 def test_underscores_of_identifiers_stay(text: str) -> None:
     assert text in drawn(f"x\n{text} and **bold**, _slanted_").replace("\n", " ")
     assert "bold, slanted" in drawn(f"{text} and **bold**, _slanted_")
+
+
+CARRIAGE_RETURNS = """
+from pyvelo.cli.screen import RichScreen
+screen = RichScreen()
+for piece in ("Dear Anna,\\r", "\\n\\r\\n", "```python\\r\\nx = 1\\r\\n```\\r", "\\nthe end\\r"):
+    screen.show(piece)
+screen.finish()
+"""
+
+
+def test_line_ends_of_windows_are_line_ends() -> None:
+    code, shown = in_a_terminal(
+        [sys.executable, "-c", CARRIAGE_RETURNS], rows=12, env={"COLUMNS": "40", "LINES": "12"}
+    )
+    assert code == 0, shown
+    rows = [row.strip() for row in rows_of(shown.decode(), 40, 12)]
+    assert [row for row in rows if row] == ["Dear Anna,", "x = 1", r"the end\x0d"]

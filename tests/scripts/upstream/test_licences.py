@@ -73,3 +73,22 @@ def test_a_licence_that_moved_is_an_error(tree: Path) -> None:
     (tree / "ggml/src/ggml-cpu/llamafile/sgemm.cpp").write_text("#include <x>\n")
     with pytest.raises(ScriptError, match="no longer begins with its licence"):
         collected(tree)
+
+
+@pytest.mark.parametrize(
+    "line", ["licensed under the Apache License 2.0", "SPDX-License-Identifier: GPL-3.0"]
+)
+def test_another_licence_is_an_error(tree: Path, line: str) -> None:
+    (tree / "src/new.cpp").write_text(f"// Copyright 2026 New Holder\n// {line}\n")
+    with pytest.raises(ScriptError, match=r"src/new\.cpp names another licence"):
+        collected(tree)
+
+
+def test_what_is_under_the_apache_license_is_named_apart(tree: Path) -> None:
+    (tree / "vendor/nlohmann/json.hpp").write_text(
+        JSON + "// Copyright 2018 The Abseil Authors, licensed under the Apache License 2.0\n"
+        "// SPDX-License-Identifier: MIT\n// Copyright 2018 The Abseil Authors\n"
+    )
+    mit, _, apache = collected(tree).partition("Under the Apache License 2.0")
+    assert "2018 The Abseil Authors (vendor" in apache
+    assert "2018 The Abseil Authors (vendor" not in mit
