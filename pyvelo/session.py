@@ -367,9 +367,8 @@ async def share_beginning(session: AsyncSession, other: AsyncSession) -> None:
     """Share the blocks of an idle session with a new one, if its tokens begin with the other's."""
     from pyvelo.threads import in_thread
 
-    own, its = session._sequence, other._sequence
-    same = own.adapter is its.adapter and own.salt == its.salt and len(its.tokens) < len(own.tokens)
-    if same and own.tokens[: len(its.tokens)] == its.tokens:
+    own, its, n = session._sequence, other._sequence, len(other)
+    if (own.adapter, own.salt, own.tokens[:n]) == (its.adapter, its.salt, its.tokens) and n < len(session):
         await in_thread(partial(other._share, session))
 
 
@@ -390,13 +389,12 @@ async def continued(
 ) -> AsyncIterator[RequestStream]:
     """Yield the request that continues a session, for `AsyncEngineLoop.batches`; busy within the block.
 
-    streams: the request makes pieces.
-    """
+    streams: the request makes pieces."""
     engine_loop = session._engine_loop
+    go_on = engine_loop.engine.processor.go_on
     async with session._turn() as sequence:
-        processor = engine_loop.engine.processor
 
         def prepare(put: Callable[[StreamPiece], None]) -> Submission:
-            return processor.go_on(sequence, params, put if streams else None, asked)
+            return go_on(sequence, params, put if streams else None, asked)
 
         yield await engine_loop.prepare([prepare], [params])

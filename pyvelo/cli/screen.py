@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyvelo.cli.markdown import last_lines, make_markdown, split_blocks
-from pyvelo.cli.terminal import make_console, print_error, print_out, visible
+from pyvelo.cli.terminal import hide_typing, make_console, print_error, print_out, visible
 from pyvelo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class PlainScreen:
 
     def _line(self) -> str | None:
         try:
-            return input(PROMPT if sys.stdin.isatty() else "")
+            if sys.stdin.isatty() and not sys.stdout.isatty():
+                print_error(PROMPT, end="")
+            return input(PROMPT if sys.stdin.isatty() and sys.stdout.isatty() else "")
         except EOFError:
             return None
         except UnicodeDecodeError as error:
@@ -141,6 +143,7 @@ class RichScreen:
         self._enough = 0  # characters of it that are worth a try to print some for good
         self._reasons = False  # it is reasoning
         self._follows = False  # the next block follows one of the same answer
+        self._show_typing: Callable[[], None] | None = None  # at the end of an answer
 
     def ask(self) -> str | None:
         """See `Screen.ask`. Escape, then Enter, inserts a line break."""
@@ -155,6 +158,7 @@ class RichScreen:
         self._show(text, reasoning=True)
 
     def _show(self, text: str, *, reasoning: bool) -> None:
+        self._show_typing = self._show_typing or hide_typing()
         if reasoning != self._reasons:
             self._end_block()
             self._reasons = reasoning
@@ -187,6 +191,9 @@ class RichScreen:
         """See `Screen.finish`."""
         self._end_block()
         self._reasons = self._follows = False
+        if self._show_typing is not None:
+            self._show_typing()
+            self._show_typing = None
 
     def note(self, text: str) -> None:
         """Print a note in another style than the answer."""
@@ -273,12 +280,17 @@ def _history(kept: bool) -> Any:
     """Return the lines of earlier chats from a file in the user's state folder, or an empty history."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class Lines(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # its folder has gone, or the disk is full
+                super().store_string(string)
+
     if kept:
         with suppress(OSError, ConfigError):  # without a home folder, or with one that is read-only
             file = history_file()
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(file, os.O_CREAT | os.O_APPEND, 0o600))  # for its owner alone
-            return FileHistory(str(file))
+            return Lines(str(file))
     return InMemoryHistory()
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "agreed",
+    "hide_typing",
     "library_log",
     "make_console",
     "prepare_streams",
@@ -64,6 +65,23 @@ def print_json(report: Any, *, indent: int | None = 2) -> None:
         # json leaves DEL as it is
         text = json.dumps(report, indent=indent).replace("\x7f", r"\u007f")
     sys.stdout.write(text + "\n")
+
+
+def hide_typing() -> Callable[[], None]:
+    """Let a terminal not show what is typed while an answer comes; return the function that ends this.
+
+    The typed text waits for the next prompt. A line end between the rows of an answer would tear them.
+    """
+    if sys.platform == "win32" or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return lambda: None
+    import termios
+
+    stream = sys.stdin.fileno()
+    before = termios.tcgetattr(stream)
+    hidden = [*before]
+    hidden[3] &= ~termios.ECHO
+    termios.tcsetattr(stream, termios.TCSANOW, hidden)
+    return lambda: termios.tcsetattr(stream, termios.TCSANOW, before)
 
 
 def agreed(question: str) -> bool:

@@ -265,3 +265,26 @@ def test_line_ends_of_windows_are_line_ends() -> None:
     assert code == 0, shown
     rows = [row.strip() for row in rows_of(shown.decode(), 40, 12)]
     assert [row for row in rows if row] == ["Dear Anna,", "x = 1", r"the end\x0d"]
+
+
+TYPING = """
+import termios
+from pyvelo.cli.screen import RichScreen
+
+def shown():
+    return bool(termios.tcgetattr(0)[3] & termios.ECHO)
+
+screen = RichScreen()
+states = [shown()]
+for call in (lambda: screen.show("a"), lambda: screen.show("b\\n\\nc"), screen.finish, screen.finish):
+    call()
+    states.append(shown())
+print("typing is shown:", states)
+"""
+
+
+def test_what_is_typed_during_an_answer_is_not_shown() -> None:
+    """A line end would come between the rows that are drawn anew."""
+    code, shown = in_a_terminal([sys.executable, "-c", TYPING], rows=12, env={"COLUMNS": "80", "LINES": "12"})
+    assert code == 0, shown
+    assert b"[True, False, False, True, True]" in shown
