@@ -32,7 +32,7 @@ _WORD = re.compile(r"[^\W_]+|[^\x00-\x7f\w\s]|[!?@$%&;^/\"',{}(\[\]<\\]")  # or 
 _NO_MARKUP = re.compile(rf"__+|\\[{re.escape(punctuation)}]")  # of names; of paths, patterns and LaTeX
 # Emphasis opens at the beginning of words and closes at their end; marks elsewhere are of products, patterns,
 # pointers and queries. Scripts other than Latin have no spaces between words.
-_OTHER = r"[^\x00-\u024f]"
+_OTHER = r"[^\x00-\xa0\xc0-\u024f]"
 _OPENS = re.compile(
     rf"(?:(?<![^\s(\[{{\"'>|:~-])|(?<={_OTHER}))(?:\*+(?:[\w(\[`$<&#@+-]|[\"']\w|{_OTHER})|_[^\s_]+_(?!\w))"
 )

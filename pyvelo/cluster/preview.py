@@ -131,6 +131,9 @@ class _Processor:
         """Return the parameters of each prompt."""
         return [(params, None)] * n
 
+    def ask(self, params: Any, request_id: str | None = None) -> None:
+        """Return nothing: no request is made of a session."""
+
     def prepare(self, prompt: Any, params: Any, *_: Any) -> None:
         """Raise _Prompted."""
         raise _Prompted(tokens_of(self._model, prompt), params.cache_salt)
