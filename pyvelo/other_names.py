@@ -71,17 +71,21 @@ _ALWAYS = "leave it out: it is always so"
 _CACHE = "set the environment variable HF_HOME"
 _DEVICE = "give n_gpu_layers: 0 for the CPU, -1 for GPUs, or 'auto'"
 _DRAFTS = "speculative decoding does not exist here"
+_TOKEN = "set the environment variable HF_TOKEN"
 _HUB = 'give model="organization/repository:TYPE"; files are in the cache of huggingface-hub'
 _THINK = 'a template has its own names, often template_arguments={"enable_thinking": False}'
 
 WITHOUT: dict[str, str] = {
     "bad_words": "words cannot be banned; logit_bias={token: -100} bans a token",
+    "api_key": "a model on this machine needs none; for the hub, set the environment variable HF_TOKEN",
     "cache_dir": _CACHE,
     "chat_format": _TEMPLATE,
     "chat_handler": _TEMPLATE,
+    "clip_model_path": "images do not work here yet",
     "cpu_offload_gb": "give n_gpu_layers: the other layers run on the CPU",
     "device": _DEVICE,
     "device_map": _DEVICE,
+    "disable_log_stats": "leave it out: stats() tells them when it is called",
     "do_sample": "give temperature=0 for the likeliest tokens, or a temperature above 0",
     "download_dir": _CACHE,
     "draft_model": _DRAFTS,
@@ -97,7 +101,7 @@ WITHOUT: dict[str, str] = {
     "flash_attn": _ALWAYS,
     "functions": "give tools=[...]",
     "guided_decoding": _GUIDED,
-    "hf_token": "set the environment variable HF_TOKEN",
+    "hf_token": _TOKEN,
     "images": "images do not work here yet",
     "keep_alive": "a model stays loaded until close",
     "last_n_tokens_size": "penalties look at the whole sequence",
@@ -112,6 +116,7 @@ WITHOUT: dict[str, str] = {
     "mmproj": "images do not work here yet",
     "mirostat": _SAMPLER,
     "mirostat_mode": _SAMPLER,
+    "n_keep": "leave it out: nothing is dropped from a prompt, which has to fit n_ctx",
     "numa": "leave it out: threads stay on the cores that the process may use",
     "offload_kqv": "leave it out: the cache of a layer is where the layer is",
     "pipeline_parallel_size": _SPLIT,
@@ -123,6 +128,7 @@ WITHOUT: dict[str, str] = {
     "reasoning_effort": 'give template_arguments={"reasoning_effort": ...}, if the template has it',
     "repeat_last_n": "penalties look at the whole sequence",
     "repo_id": _HUB,
+    "revision": _HUB,
     "rope_freq_base": "leave it out: the file has it",
     "rope_freq_scale": "leave it out: the file has it",
     "rope_scaling": "leave it out: the file has it",
@@ -135,10 +141,12 @@ WITHOUT: dict[str, str] = {
     "tensor_split": _SPLIT,
     "tfs_z": _SAMPLER,
     "think": _THINK,
+    "token": _TOKEN,
     "tokenizer": "leave it out: the file has the tokenizer",
     "torch_dtype": _TYPES,
     "trust_remote_code": "leave it out: a GGUF file has no code",
     "typical_p": _SAMPLER,
+    "use_auth_token": _TOKEN,
     "use_beam_search": _BEAMS,
     "use_tqdm": "leave it out: calls show no progress bar",
     "use_mlock": _MAPPED,

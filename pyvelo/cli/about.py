@@ -28,6 +28,9 @@ KeptChat = Annotated[
     str | None,
     Option("--session", metavar="NAME", autocompletion=chats, help="A chat of pyvelo chat --session."),
 ]
+ChatStore = Annotated[
+    str | None, Option("--kv-store", metavar="PLACE", help="The store that --kv-store of the chat named.")
+]
 Yes = Annotated[bool, Option("-y", "--yes", help="Do not ask before.")]
 FamilyWords = Annotated[
     list[str] | None,
@@ -77,15 +80,19 @@ def list_models(as_json: opt.Json = False) -> int:
 
 
 def rm(
-    model: CachedName = None, session: KeptChat = None, yes: Yes = False, as_json: opt.Json = False
+    model: CachedName = None,
+    session: KeptChat = None,
+    kv_store: ChatStore = None,
+    yes: Yes = False,
+    as_json: opt.Json = False,
 ) -> int:
-    """Remove a model from the cache, or a chat."""
+    """Remove a model from the cache, or a chat and its blocks in the KV store."""
     from pyvelo.cli.chat_session import remove_session
     from pyvelo.cli.models import remove_model
 
     if session is not None and model is None:
-        return remove_session(session, ask=not yes, as_json=as_json)
-    if model is None or session is not None:
+        return remove_session(session, kv_store, ask=not yes, as_json=as_json)
+    if model is None or session is not None or kv_store is not None:
         raise UsageError("give a model as ORG/REPO:QUANT, or a chat as --session NAME")
     return remove_model(model, ask=not yes, as_json=as_json)
 

@@ -13,7 +13,7 @@ from typing import Any
 from pyvelo.chat.conversation import ChatOptions
 from pyvelo.cli.chat import Chat
 from pyvelo.cli.chat_commands import command_of
-from pyvelo.cli.chat_session import ChatSession
+from pyvelo.cli.chat_session import ChatSession, session_salt
 from pyvelo.cli.conversation import Conversation, is_text
 from pyvelo.cli.exits import ERROR, UsageError, as_options, explain
 from pyvelo.cli.screen import best_screen
@@ -64,6 +64,7 @@ def open_chat(
         session = None if settings.session is None else ChatSession(settings.session)
         if session is not None:
             stack.callback(session.close)
+            sampling = {**sampling, "cache_salt": session_salt(session.name)}
         conversation = Conversation(settings.system) if session is None else session.load(settings.system)
         bar = stack.enter_context(loading(path))
         llm = stack.enter_context(LLM(path, **engine, progress=bar))
@@ -90,8 +91,11 @@ def run_lines(chat: Chat, session: ChatSession | None = None) -> None:
         if text is None or text.strip() in ENDS:
             return
         if text.strip():
+            was_alone = len(chat.conversations) == 1
             hear(chat, text)
             _keep(chat, session)
+            if session is not None and was_alone and len(chat.conversations) > 1:
+                chat.screen.note("--session keeps the conversation that you are in; /save FILE keeps another")
 
 
 def hear(chat: Chat, text: str) -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from contextlib import closing
 from pathlib import Path
 
 from pyvelo.cli.conversation import Conversation
 from pyvelo.cli.exits import ERROR, explain
 from pyvelo.cli.screen import state_folder
 from pyvelo.cli.terminal import agreed, print_json, print_out
+from pyvelo.cli.values import count
 from pyvelo.errors import ConfigError
 from pyvelo.private_files import FileLock, replace_file
 
-__all__ = ["ChatSession", "default_store", "remove_session", "session_names", "sessions_folder"]
+__all__ = [
+    "ChatSession",
+    "default_store",
+    "remove_session",
+    "session_names",
+    "session_salt",
+    "sessions_folder",
+]
 
 MAX_BYTES = 100  # of a name
 
@@ -71,11 +80,19 @@ class ChatSession:
             self._lock.release()
 
 
-def remove_session(name: str, *, ask: bool, as_json: bool) -> int:
-    """Remove a conversation, if the user agrees; print what was removed. Return the exit code.
+def session_salt(name: str) -> str:
+    """Return the cache salt of a conversation, by which its blocks in a KV store can be removed."""
+    return f"chat {name}"
+
+
+def remove_session(name: str, kv_store: str | None, *, ask: bool, as_json: bool) -> int:
+    """Remove a conversation and its blocks, if the user agrees; print what was removed. Return the exit code.
+
+    kv_store: the store that has its blocks; None: the one of `default_store`.
 
     Raises:
-        ConfigError: there is none of this name, or another process has it open.
+        ConfigError: there is none of this name, another process has it open, or `kv_store` is wrong.
+        StoreError: the store takes no changes now; the conversation is still there.
     """
     file = _file(name)
     if not file.exists():
@@ -85,15 +102,28 @@ def remove_session(name: str, *, ask: bool, as_json: bool) -> int:
     try:
         if ask and not agreed(f"remove the chat {name}?"):
             return ERROR
+        n_records = _purge(name, kv_store)
         file.unlink(missing_ok=True)
     finally:
         session.close()
     file.with_suffix(".lock").unlink(missing_ok=True)
     if as_json:
-        print_json({"session": name, "files": [str(file)]})
+        print_json({"session": name, "files": [str(file)], "kv_records": n_records})
     else:
-        print_out(f"removed the chat {name}")
+        blocks = f" and {count(n_records, 'record')} of its KV" if n_records else ""
+        print_out(f"removed the chat {name}{blocks}")
     return 0
+
+
+def _purge(name: str, kv_store: str | None) -> int:
+    """Remove the blocks of a conversation from a store; return how many records."""
+    from pyvelo.store.opening import default_folder, open_store
+    from pyvelo.store.record import owner_of
+
+    if kv_store is None and (default_store() is None or not default_folder().is_dir()):
+        return 0
+    with closing(open_store(kv_store or default_folder())) as store:
+        return store.purge(owner_of(session_salt(name).encode()))
 
 
 def sessions_folder() -> Path:

@@ -152,7 +152,7 @@ class LastRows:
     """Last rows of a text that is taller than the screen: as many as can be erased later.
 
     The rows are narrower than the screen, so that the echo of Ctrl-C starts no row of its own. They fit on a
-    screen of half the width, too: if the terminal is made so narrow, none of them leaves the screen.
+    screen of half the width or height, too: if the terminal is made so small, none of them leaves it.
 
     widths: set to the cells of each row when they are drawn.
     """
@@ -167,7 +167,9 @@ class LastRows:
         narrow = options.update(width=max(1, options.max_width - ECHO_WIDTH), height=None)
         rows = console.render_lines(self._content, narrow, pad=False)
         widths = [Segment.get_line_length(row) for row in rows]
-        n = _fitting(widths, console.size.height - 1, max(1, options.max_width // 2))
+        height = console.size.height
+        widest, narrowest = options.max_width, max(1, options.max_width // 2)
+        n = min(_fitting(widths, height // 2, widest), _fitting(widths, height - 1, narrowest))
         self._widths[:] = widths[-n:]
         yield from _joined(rows[-n:])
 

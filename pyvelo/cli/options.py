@@ -112,7 +112,7 @@ Prompt = Annotated[
     str | None, Option("-p", "--prompt", help="The prompt; - reads standard input.", show_default=False)
 ]
 PromptFile = Annotated[
-    Path | None, Option("-f", "--file", help="Read the prompt from a file.", show_default=False)
+    Path | None, Option("-f", "--file", help="Read the prompt, or its rest, from a file.", show_default=False)
 ]
 
 Texts = Annotated[

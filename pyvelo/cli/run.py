@@ -20,6 +20,7 @@ from pyvelo.cli.values import count, decode_rate, parse_argument, show_bytes
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError
 from pyvelo.models.hub import locate, parse_name
+from pyvelo.models.suggestions import suggest
 from pyvelo.outputs import StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
 
@@ -81,16 +82,18 @@ def split_words(words: Sequence[str], prompt: str | None, file: Path | None) -> 
     """Return the model and the prompt of `[MODEL] [PROMPT]`; the default model if none is named.
 
     A word alone is a model if there is another prompt, or if it looks like one: a file that exists, a path of
-    a GGUF file, or a name on the hub.
+    a GGUF file, or a name on the hub. Beside a file, it is a prompt if it has spaces.
     """
     if len(words) > 2:
         raise UsageError("give MODEL and one PROMPT, in quotes if it has spaces")
-    if len(words) == 2 and (prompt is not None or file is not None):
-        raise UsageError("the prompt is given twice: leave the word after MODEL out, or -p and -f")
+    if len(words) == 2 and prompt is not None:
+        raise UsageError("the prompt is given twice: leave the word after MODEL out, or -p")
     if len(words) == 2:
         return words[0], words[1]
-    if not words or prompt is not None or file is not None or _is_model(words[0]):
+    if not words or prompt is not None or _is_model(words[0]) or (file is not None and " " not in words[0]):
         return (words[0] if words else str(DEMO_MODEL)), prompt
+    if " " not in words[0] and (hint := suggest(words[0])):
+        raise UsageError(f"there is no model {words[0]}{hint} (-p {words[0]} asks the demo model)")
     if re.fullmatch(r"[\w.:-]*\d[\w.:-]*", words[0]) and not words[0].isdigit():
         print_error(
             f"pyvelo: {words[0]} is taken as a message to the demo model; to ask another model, give "
@@ -108,24 +111,50 @@ def read_message(prompt: str | None, file: Path | None) -> str:
     """Return the prompt as `read_prompt`; UsageError if it is empty."""
     text = read_prompt(prompt, file)
     if not text.strip():
-        source = f"the file {file}" if file is not None else "standard input" if prompt == "-" else "it"
+        is_input = prompt == "-" or str(file) == "-"
+        source = "standard input" if is_input else f"the file {file}" if file is not None else "it"
         raise UsageError(f"the prompt is empty ({source} has no text): give a text")
+    if prompt != "-" and str(file) != "-" and _has_unread_input():
+        print_error("pyvelo: standard input is not read: -f - adds it to the prompt")
     return text
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt of the option, standard input (`-`) or a file; UsageError for none or two."""
-    if prompt is not None and file is not None:
-        raise UsageError("give -p or -f, not both")
-    if file is not None:
-        return _decoded(file.read_bytes(), str(file))
-    if prompt == "-":
-        return _decoded(sys.stdin.buffer.read(), "standard input")
-    if prompt is None:
+    """Return the prompt, and below it the text of the file; `-` is standard input. UsageError for neither."""
+    if prompt is None and file is None:
         raise UsageError(
             "what is the prompt? Give it after MODEL, or -f FILE, or -p - to read standard input"
         )
-    return parse_argument(prompt, "the prompt")
+    if prompt == "-" and str(file) == "-":
+        raise UsageError("-p - and -f -: standard input can be read once")
+    parts = []
+    if prompt is not None:
+        parts.append(_file_text("-") if prompt == "-" else parse_argument(prompt, "the prompt"))
+    if file is not None:
+        parts.append(_file_text(str(file)))
+    return "\n\n".join(parts)
+
+
+def _file_text(name: str) -> str:
+    if name == "-":
+        return _decoded(sys.stdin.buffer.read(), "standard input")
+    return _decoded(Path(name).read_bytes(), name)
+
+
+def _has_unread_input() -> bool:
+    """Return whether a pipe or a file is standard input and has a text now."""
+    if sys.platform == "win32":
+        return False
+    import array
+    import fcntl
+    import termios
+
+    n_bytes = array.array("i", [0])
+    try:
+        fcntl.ioctl(sys.stdin.fileno(), termios.FIONREAD, n_bytes)
+    except (OSError, ValueError):
+        return False
+    return n_bytes[0] > 0 and not sys.stdin.isatty()
 
 
 def _decoded(data: bytes, source: str) -> str:

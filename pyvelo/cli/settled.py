@@ -21,6 +21,7 @@ KEPT = 3  # rows at the end that may change: a word grows, or the next line make
 _OPENING = re.compile(r"`|~~|\*\*(?=\S)|(?<![A-Za-z0-9_)\]*])\*(?=\S)")
 _WORD = re.compile(r"[!-~]*(?:[ \t]*\n|[ \t]+)?")
 _NO_BLOCK = re.compile(r"[^\W\d_]|[^\x00-\x7f]|[\"'(]|`[^`]|\*\*?[^\s*]")  # begins none, whatever comes then
+_TABLE = re.compile(r"^ {0,3}[|:-][|: \t-]*\|[|: \t-]*$", re.MULTILINE)  # the line below its header
 
 
 def split_settled(
@@ -30,6 +31,8 @@ def split_settled(
 
     Drawn one after the other they have the rows of the whole. The first is empty if there is no such place.
     """
+    if is_markdown and _TABLE.search(text) and not opening_fence(text):
+        return "", text  # any row may make the columns wider
 
     def rows(part: str) -> list[list[Segment]]:
         found = console.render_lines(draw(part), pad=False)
@@ -64,9 +67,11 @@ def _cuts(text: str, drawn: str, is_markdown: bool) -> Iterator[int]:
     if at:
         if text[at : at + 1].isascii():  # a word, or markup that ends it; others are broken anywhere
             at = next(_WORD.finditer(text, at)).end()
-        if not is_markdown or _NO_BLOCK.match(text, at):
+        begin = text.rfind("\n", 0, at) + 1
+        may_be_header = "|" in text[begin:].partition("\n")[0]  # of a table, if the next line is `---|---`
+        if not is_markdown or (_NO_BLOCK.match(text, at) and not may_be_header):
             yield at
-        yield text.rfind("\n", 0, at) + 1
+        yield begin
 
 
 def _may_change(text: str) -> bool:

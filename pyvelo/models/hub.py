@@ -329,7 +329,9 @@ def _asking(name: HubName) -> Iterator[None]:
         if isinstance(error, OSError) and error.filename is not None:
             first = f"{error.filename}: {error.strerror}"
         first = re.sub(r"^\[Errno -?\d+\] ", "", first)
-        raise ModelError(f"cannot get {name} from the hub: {first}") from error
+        is_away = re.search("Connect|Timeout|LocalEntryNotFound", type(error).__name__)
+        hint = "; without a network, a path or a name of pyvelo list works" if is_away else ""
+        raise ModelError(f"cannot get {name} from the hub: {first}{hint}") from error
 
 
 def _has_library() -> bool:

@@ -35,7 +35,7 @@ def numbers(file: Path, pattern: str) -> str:
 
 
 def package(name: str, version: str, **more: Any) -> dict[str, Any]:
-    """Return a package of the document. All have the MIT licence, as licences.py checks."""
+    """Return a package of the document. Its licence is MIT, which licences.py checks, or told by `more`."""
     described = {
         "SPDXID": f"SPDXRef-{name}",
         "name": name,
@@ -66,13 +66,15 @@ def packages(tree: Path, pin: Pin) -> list[dict[str, Any]]:
         ],
         "comment": "The source distribution contains llama.cpp, to which vendor/patches are applied.",
     }
+    licence = "MIT AND Apache-2.0"  # of a part of nlohmann-json
+    with_abseil = {"licenseConcluded": licence, "licenseDeclared": licence}
     ggml = numbers(tree / "ggml" / "CMakeLists.txt", r"set\(GGML_VERSION_{} (\d+)\)")
     json_lib = numbers(tree / "vendor" / "nlohmann" / "json.hpp", r"#define NLOHMANN_JSON_VERSION_{} (\d+)")
     return [
-        package("pyvelo", own[1]),
+        package("pyvelo", own[1], **with_abseil),
         package("llama.cpp", inside, **archive),
         package("ggml", ggml),
-        package("nlohmann-json", json_lib),
+        package("nlohmann-json", json_lib, **with_abseil),
         package("llamafile-sgemm", inside),
     ]
 

@@ -132,6 +132,7 @@ def test_names_that_are_no_part_of_a_path(name: str) -> None:
 
 def test_a_chat_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("one", "two", "three"):
         session = ChatSession(name)
         session.keep(Conversation())
@@ -161,8 +162,36 @@ def test_a_chat_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_a_chat_is_removed_if_the_user_agrees(tmp_path: Path) -> None:
     chat(tmp_path, b"one\n", "--session", "x", "-n", "4")
-    places = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    places = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for typed, code, said in ((b"\n", 1, b"nothing is removed"), (b"y\n", 0, b"removed the chat x")):
         found, shown = in_a_terminal([*PYVELO, "rm", "--session", "x"], env=places, typed=typed)
         assert (found, said in shown) == (code, True)
     assert not list((tmp_path / "state").rglob("x.*"))
+
+
+@pytest.mark.parametrize("own_store", [False, True])
+def test_a_chat_leaves_no_blocks_behind(tmp_path: Path, own_store: bool) -> None:
+    where = ["--kv-store", str(tmp_path / "own")] if own_store else []
+    said = b"This is Anna Berger 4821.\n" * 8
+    for name in ("one", "two"):
+        assert chat(tmp_path, said, "--session", name, *where)[0] == 0
+
+    def n_records() -> int:
+        return len(list(tmp_path.rglob("*.kv")))
+
+    n_before = n_records()
+    places = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [*PYVELO, "rm", "--session", "one", "--yes", "--json", *where]
+    report = json.loads(forks.run(command, env={**os.environ, **places}).stdout)
+    assert report["kv_records"] == n_before // 2 > 0
+    assert n_records() == n_before // 2
+
+
+def test_a_fork_says_which_conversation_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    session = ChatSession("x")
+    screen = FakeScreen(["one", "/fork", "two", "/fork", "/fork 1"])
+    run_lines(Chat(FakeTalker(), screen, Conversation(), "show"), session)
+    assert sum("keeps the conversation that you are in" in note for note in screen.notes) == 1
+    assert [turn.user for turn in session.load(None).turns] == ["one"]
+    session.close()

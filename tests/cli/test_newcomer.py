@@ -391,13 +391,20 @@ def test_settings_of_the_hub_that_lead_nowhere() -> None:
 
 
 def test_a_name_that_looks_like_a_model_is_a_message_with_a_note() -> None:
-    code, out, err = pyvelo("run", "llama3.2", "-n", "4")
+    code, out, err = pyvelo("run", "mymodel-7b", "-n", "4")
     assert code == 0
     assert out
-    assert "llama3.2 is taken as a message to the demo model" in err
-    for message in ("hello", "12+30", "42", "What is 12 + 30?"):
+    assert "mymodel-7b is taken as a message to the demo model" in err
+    for message in ("hello", "12+30", "42", "What is 12 + 30?", "Qwen3 is what?"):
         assert pyvelo("run", message, "-n", "4")[2] == ""
     assert "org/repo" in refused("run", "llama3.2", "hi")
+
+
+@pytest.mark.parametrize("name", ["llama3.2", "llama3.2:3b", "qwen3", "Qwen3-4B"])
+def test_a_name_of_ollama_is_no_message(name: str) -> None:
+    error = refused("run", name)
+    assert f"there is no model {name}; did you mean bartowski/" in error
+    assert f"(-p {name} asks the demo model)" in error
 
 
 def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:

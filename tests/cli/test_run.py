@@ -130,7 +130,7 @@ def test_verbose_tells_on_standard_error(capsys: pytest.CaptureFixture[str], tin
 
 USAGE = {
     "what is the prompt": [],
-    "not both": ["-p", "x", "-f", "y"],
+    "can be read once": ["-p", "-", "-f", "-"],
     "No such option": ["-p", "x", "--nope"],
     "Invalid value for": ["-p", "x", "-n", "many"],
     "--max-tokens 0": ["-p", "x", "-n", "0"],
@@ -180,6 +180,30 @@ def test_words_are_the_model_and_the_prompt(capsys: pytest.CaptureFixture[str], 
     ):
         code, _, err = run_cli(capsys, "run", *words)
         assert (code, complaint in err) == (2, True), err
+
+
+def test_a_file_follows_the_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (file := tmp_path / "sum.txt").write_text("12 + 30?")
+    asked = run_cli(capsys, "run", "What is\n\n12 + 30?")
+    for words in (
+        ("What is", "-f", file),
+        ("-p", "What is", "-f", file),
+        (DEMO_MODEL, "What is", "-f", file),
+    ):
+        assert run_cli(capsys, "run", *words) == asked
+    assert run_cli(capsys, "run", "What", "-f", file)[0] == 1  # a word alone is a model
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes on Windows")
+def test_standard_input_is_read_or_said_to_be_ignored() -> None:
+    for words, note in (
+        (["What is 12 +"], "pyvelo: standard input is not read: -f - adds it to the prompt\n"),
+        (["What is 12 +", "-f", "-"], ""),
+        (["-p", "-"], ""),
+    ):
+        done = forks.run([*PYVELO, "run", *words, "-n", "4"], input=b"30?\n")
+        assert (done.returncode, done.stderr.decode()) == (0, note)
+    assert forks.run([*PYVELO, "run", "What is 12 + 30?", "-n", "4"], input=b"").stderr == b""
 
 
 @pytest.mark.parametrize(("complaint", "arguments"), USAGE.items(), ids=list(USAGE))

@@ -268,6 +268,7 @@ def test_a_hub_that_does_not_answer(shell: Shell) -> None:
     code, out, err = shell.run("pull", "org/one", HF_ENDPOINT="http://127.0.0.1:9")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "cannot get org/one from the hub" in err
+    assert "without a network, a path or a name of pyvelo list works" in err
 
 
 def test_a_path_goes_before_a_name(shell: Shell, hub: Hub, tiny_model: Path, tmp_path: Path) -> None:
