@@ -82,7 +82,7 @@ def split_words(words: Sequence[str], prompt: str | None, file: Path | None) -> 
     """Return the model and the prompt of `[MODEL] [PROMPT]`; the default model if none is named.
 
     A word alone is a model if there is another prompt, or if it looks like one: a file that exists, a path of
-    a GGUF file, or a name on the hub. Beside a file, it is a prompt if it has spaces.
+    a GGUF file, or a name on the hub. If a file is given, a word with spaces is a prompt.
     """
     if len(words) > 2:
         raise UsageError("give MODEL and one PROMPT, in quotes if it has spaces")

@@ -578,6 +578,15 @@ def test_the_commands_of_other_programs() -> None:
     assert ["/system" in screen.notes[2], "/model" in screen.notes[3]] == [True, True]
 
 
+def test_the_status_line_is_of_the_conversation_on_the_screen(tmp_path: Path) -> None:
+    (file := tmp_path / "saved").write_text(Conversation().to_json())
+    for command in ("/reset", "/fork 1", f"/load {file}"):
+        screen = FakeScreen([command])
+        screen.told = "12.5 tokens/s"
+        run_lines(Chat(FakeTalker(), screen, Conversation()))
+        assert screen.told == ""
+
+
 @pytest.mark.parametrize("width", range(8, 90, 9))
 def test_the_status_line_fits(width: int) -> None:
     fields = "12.5 tokens/s, cached 1,024/2,048, context 2,100/4,096, KV 157.5 KiB"

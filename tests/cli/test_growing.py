@@ -15,6 +15,33 @@ from .ptys import rows_of
 HEIGHT = 30
 
 
+def made_lower(text: str, height: int) -> list[str]:
+    """All rows of a terminal, also those that left it, which is made lower below a growing text."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=60, height=HEIGHT, _environ={"TERM": "xterm"})
+    growing = Growing(console, lambda: Text(text))
+    growing.auto_refresh = False
+    console.print("above")
+    with growing:
+        growing.refresh()
+        # the rows down to the cursor's stay above it: those at the top leave a screen that is too low
+        rows = rows_of(file.getvalue().replace("\n", "\r\n"), 60, HEIGHT)
+        file.seek(0)
+        file.truncate()
+        file.write("\n".join(rows).rstrip())
+        console.height = height
+        growing.refresh()
+    console.print("below")
+    return [row for row in rows_of(file.getvalue().replace("\n", "\r\n"), 60, height) if row]
+
+
+@pytest.mark.parametrize("lines", [1, 5, 10, 15, 29, 30, 100])
+@pytest.mark.parametrize("height", [15, 16, 20, 29, 30, 40])
+def test_a_lower_terminal_shows_no_fragments(lines: int, height: int) -> None:
+    text = "\n".join(f"row {n}" for n in range(lines))
+    assert made_lower(text, height) == ["above", "below"]
+
+
 def drawn(text: str, widths: tuple[int, int], screen_width: int) -> list[str]:
     """Rows of a terminal of so many columns, between others, after a text was drawn at two widths."""
     file = io.StringIO()

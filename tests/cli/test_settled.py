@@ -104,6 +104,8 @@ def streamed(text: str, size: int) -> list[str]:
 @example("\n".join(f"- item {n} " + "word " * n for n in range(15)), 3)
 @example("```python\n" + "".join(f"line_{n} = {n}\n" for n in range(40)) + "```\n", 3)
 @example("中文没有空格的文字" * 30, 3)
+@example("| " + "header " * 20 + "|\n|---|\n| 1 |\n", 3)
+@example("a | b " * 20 + "\n---|---\n1 | 2\n", 3)
 @example("| a |\n|---|\n| 1 |\n\n```python\n```\n\n| b |\n|---|\n| 2 |\n", 20)
 def test_pieces_leave_the_rows_of_the_whole(text: str, size: int) -> None:
     assert streamed(text, size) == at_once(text)

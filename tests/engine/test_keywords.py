@@ -95,7 +95,7 @@ def test_the_nearest_right_name_of_a_setting(call: Callable[..., Any], name: str
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (LLM, "tokenizer_mode revision max_logprobs"),
+        (LLM, "tokenizer_mode max_logprobs"),
         (SamplingParams, "detokenize output_kind min_words"),
         (partial(LLM.generate, NOBODY, "Hello"), "detokenize priority_class"),
     ],
