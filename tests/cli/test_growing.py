@@ -16,7 +16,7 @@ HEIGHT = 30
 
 
 def made_lower(text: str, height: int) -> list[str]:
-    """All rows of a terminal, also those that left it, which is made lower below a growing text."""
+    """All rows of a terminal, also of what left it, which is made lower below a growing text."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=60, height=HEIGHT, _environ={"TERM": "xterm"})
     growing = Growing(console, lambda: Text(text))
