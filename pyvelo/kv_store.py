@@ -26,7 +26,6 @@ class KVStore:
     max_bytes: of a folder; the least recently used blocks are deleted. None: no limit. A server has its own.
     ttl: seconds after their last use when blocks expire; None: never.
     min_blocks: blocks of a prompt and its answer from which they are saved, though nothing of them was a hit.
-    host_bytes: memory of this process for the blocks that were saved or loaded last, in front of the place.
     key: 32 bytes to encrypt the blocks with AES-256-GCM; None: they are not encrypted.
 
     Raises:
@@ -37,18 +36,14 @@ class KVStore:
     max_bytes: int | None = 10 << 30
     ttl: float | None = None
     min_blocks: int = 4
-    host_bytes: int = 0
     key: bytes | None = None
 
     def __post_init__(self) -> None:
         place_of(self.where)
         _check_integer("max_bytes", self.max_bytes, "bytes, at least 1, or None for no limit")
         _check_integer("min_blocks", self.min_blocks, "blocks, at least 1")
-        if self.host_bytes != 0:
-            _check_integer("host_bytes", self.host_bytes, "bytes, or 0 for none")
-        for name in ("min_blocks", "host_bytes"):
-            if getattr(self, name) is None:
-                raise ConfigError(f"{name}=None of kv_store: give a number")
+        if self.min_blocks is None:
+            raise ConfigError("min_blocks=None of kv_store: give a number")
         ttl = self.ttl
         if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float))):
             raise ConfigError(f"ttl={shown(ttl)} of kv_store: give seconds, or None")
@@ -61,8 +56,7 @@ class KVStore:
         """Return the settings without passwords and key."""
         place = place_shown(os.fspath(self.where))
         key = "" if self.key is None else ", key=..."
-        settings = f"max_bytes={self.max_bytes}, ttl={self.ttl}, min_blocks={self.min_blocks}"
-        settings += f", host_bytes={self.host_bytes}{key}"
+        settings = f"max_bytes={self.max_bytes}, ttl={self.ttl}, min_blocks={self.min_blocks}{key}"
         return f"KVStore({place!r}, {settings})"
 
 

@@ -97,15 +97,6 @@ KvStoreBytes = Annotated[
         help="Most bytes of the folder of --kv-store.",
     ),
 ]
-KvStoreHostBytes = Annotated[
-    Any,
-    Option(
-        "--kv-store-host-bytes",
-        parser=parse_size,
-        metavar="SIZE",
-        help="Memory in front of --kv-store for the blocks used last.",
-    ),
-]
 NoHistory = Annotated[bool, Option("--no-history", help="Keep the lines that you type in no file.")]
 AsChat = Annotated[bool, Option("--chat", help="The prompt is a message: ask with the chat template.")]
 Prompt = Annotated[
@@ -330,7 +321,12 @@ LongestSequence = Annotated[
 ]
 SwapBytes = Annotated[
     Any,
-    Option("--swap-bytes", parser=parse_size, metavar="SIZE", help="Host memory for preempted sequences."),
+    Option(
+        "--swap-bytes",
+        parser=parse_size,
+        metavar="SIZE",
+        help="Host memory for preempted sequences, and for blocks of --kv-store.",
+    ),
 ]
 Policies = Annotated[
     list[str] | None,
@@ -391,8 +387,5 @@ def engine_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     named = {name: options[name] for name in _ENGINE if name in options}
     if options.get("kv_store") is not None:
         least = 1 if options.get("session") else 4
-        host_bytes = options.get("kv_store_host_bytes", 0)
-        named["kv_store"] = KVStore(
-            options["kv_store"], options["kv_store_bytes"], min_blocks=least, host_bytes=host_bytes
-        )
+        named["kv_store"] = KVStore(options["kv_store"], options["kv_store_bytes"], min_blocks=least)
     return {**named, "n_ctx": options["ctx"], "n_threads": options["threads"]}

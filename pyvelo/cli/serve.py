@@ -154,7 +154,6 @@ def serve(
     swap_bytes: opt.SwapBytes = "0",
     kv_store: opt.KvStore = None,
     kv_store_bytes: opt.KvStoreBytes = "10G",
-    kv_store_host_bytes: opt.KvStoreHostBytes = "0",
     kv_events: Events = None,
     kv_events_replay: EventsReplay = None,
     kv_events_topic: EventsTopic = "",

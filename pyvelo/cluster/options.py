@@ -113,7 +113,6 @@ def cluster(
     swap_bytes: opt.SwapBytes = "0",
     kv_store: opt.KvStore = None,
     kv_store_bytes: opt.KvStoreBytes = "10G",
-    kv_store_host_bytes: opt.KvStoreHostBytes = "0",
     max_num_seqs: opt.MaxSeqs = 256,
     max_batch_tokens: opt.MaxBatch = 512,
     threads: opt.Threads = None,

@@ -304,7 +304,8 @@ class BlockManager:
     def clear(self) -> None:
         """Start over with an empty pool: no table, no prefix, nothing in host memory. The counts stay."""
         published = self.published()
-        self._pool, self.swap = BlockPool(self.n_blocks), SwapPool(self.swap.n_blocks)
+        self._pool = BlockPool(self.n_blocks)
+        self.swap.clear()
         if self._index is not None:
             self._index.clear()
         self._tables, self._swapped, self._reserved = {}, {}, 0

@@ -7,7 +7,7 @@ that the window of another group has left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -181,10 +181,16 @@ class BlockPool:
 
 
 class SwapPool:
-    """Pool of the blocks 0..n_blocks-1 of host memory, each free or held once. Not thread-safe."""
+    """Pool of the blocks 0..n_blocks-1 of host memory, each free or held once. Not thread-safe.
+
+    on_growth: called before blocks are used whose memory was never written, with the number of all that are
+        written then. The system gives memory when it is written, and freed blocks are used again first.
+    """
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
+        self.on_growth: Callable[[int], None] = lambda n_written: None
+        self._n_written = 0
         self._free = list(range(n_blocks))[::-1]
 
     @property
@@ -195,7 +201,15 @@ class SwapPool:
         """Allocate `n` blocks, or raise OutOfBlocks if fewer are free."""
         if n > len(self._free):
             raise OutOfBlocks(f"{n} swap blocks wanted, {len(self._free)} of {self.n_blocks} are free")
+        n_used = self.n_blocks - len(self._free) + n
+        if n_used > self._n_written:
+            self._n_written = n_used
+            self.on_growth(n_used)
         return [self._free.pop() for _ in range(n)]
+
+    def clear(self) -> None:
+        """Free all blocks."""
+        self._free = list(range(self.n_blocks))[::-1]
 
     def release(self, blocks: Sequence[int]) -> None:
         """Free blocks."""

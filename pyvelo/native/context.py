@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..errors import ClosedError, ConfigError
 from ._ffi import Handle, check, created, ffi, from_c, int32, ints, lib
 from .arrays import StepArrays
+from .library import devices
 from .model import Model
 from .sampler import Sampler
 
@@ -152,6 +153,12 @@ class Context(Handle):
                 check(status)
                 return tuple(from_c(DeviceMemory, found[i]) for i in range(count[0]))
             capacity = count[0]
+
+    @property
+    def pins_swap(self) -> bool:
+        """Whether memory for all swapped blocks is taken at the start: a GPU copies from and to it."""
+        there = devices()
+        return any(each.pool_bytes and there[each.device].kind in ("gpu", "igpu") for each in self.memory)
 
     @property
     def timings(self) -> Timings:

@@ -83,7 +83,6 @@ class GuardedStore:
         open_store: opens the store, in that thread.
         name: of the store, for the warning.
         deadline: seconds of a call.
-        host_bytes: memory for the blocks that were saved or loaded last.
     """
 
     def __init__(
@@ -94,12 +93,11 @@ class GuardedStore:
         *,
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
-        host_bytes: int = 0,
     ) -> None:
         self.name, self.counts = name, Counts()
         self._open, self._codec = open_store, codec
         self._deadline, self._clock = deadline, clock
-        self._host = HostTier(host_bytes)
+        self._host = HostTier()
         self._store: BlockStore | None = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._late: _Late | None = None
@@ -209,6 +207,10 @@ class GuardedStore:
         stored = None if owner is None else self._codec.owner(owner)
         self._host.purge(stored)
         return self._ask(self._writes, lambda store: store.purge(stored), LONGEST)
+
+    def limit_host(self, n_bytes: int) -> None:
+        """Set the host memory for the blocks that were saved or loaded last."""
+        self._host.limit(n_bytes)
 
     def close(self) -> None:
         """Close the store when its last call has ended; wait for that until the deadline of a call."""

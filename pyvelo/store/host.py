@@ -20,13 +20,10 @@ class _Payload(NamedTuple):
 
 
 class HostTier:
-    """Payloads in memory, the least recently used ones evicted. Thread-safe.
+    """Payloads in memory, the least recently used ones evicted. Thread-safe. No room before `limit`."""
 
-    max_bytes: of all payloads; 0: none is kept.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
+        self._max_bytes = 0
         self._n_bytes = 0
         self._payloads: OrderedDict[bytes, _Payload] = OrderedDict()
         self._lock = threading.Lock()
@@ -60,8 +57,13 @@ class HostTier:
                 return
             self._payloads[name.key] = _Payload(name.owner, address.head(), data)
             self._n_bytes += len(data)
-            while self._n_bytes > self._max_bytes:
-                self._discard(next(iter(self._payloads)))
+            self._evict()
+
+    def limit(self, max_bytes: int) -> None:
+        """Set the most bytes of all payloads."""
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._evict()
 
     def touch(self, names: Iterable[RecordName]) -> None:
         """Note that records were used, the first ones last."""
@@ -80,6 +82,10 @@ class HostTier:
         with self._lock:
             for key in [key for key, each in self._payloads.items() if owner in (None, each.owner)]:
                 self._discard(key)
+
+    def _evict(self) -> None:
+        while self._n_bytes > self._max_bytes:
+            self._discard(next(iter(self._payloads)))
 
     def _discard(self, key: bytes) -> None:
         if (found := self._payloads.pop(key, None)) is not None:

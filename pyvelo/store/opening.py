@@ -46,18 +46,18 @@ def open_store(given: KVStore | str | os.PathLike[str]) -> GuardedStore:
     """
     settings = given if isinstance(given, KVStore) else KVStore(given)
     scheme, place = place_of(settings.where)
-    codec, ttl, host_bytes = Codec(settings.key), settings.ttl, settings.host_bytes
+    codec, ttl = Codec(settings.key), settings.ttl
     if not scheme:
         try:
             make_folder(Path(place))
         except (StoreError, OSError) as error:
             raise ConfigError(f"kv_store={place!r}: {error}") from error
         folder = partial(FileStore, Path(place), max_bytes=settings.max_bytes, ttl=ttl)
-        return GuardedStore(folder, place, codec, host_bytes=host_bytes)
+        return GuardedStore(folder, place, codec)
     from pyvelo.store.valkey import ValkeyStore
 
     server: BlockStore = ValkeyStore(place, ttl=ttl)  # connects at the first call
-    return GuardedStore(lambda: server, place_shown(place), codec, host_bytes=host_bytes)
+    return GuardedStore(lambda: server, place_shown(place), codec)
 
 
 def cache_folder() -> Path:
@@ -97,6 +97,7 @@ def open_persistence(
     if not isinstance(where, KVStore):
         return None
     store = open_store(where)
+    _share_host_memory(config.swap_bytes, store, core, context)
     summary = scan_model(locate(config.model))
     settings = {
         "payload": PAYLOAD,
@@ -124,3 +125,16 @@ def open_persistence(
     persistence = Persistence(Link(loop, core, context, store, time.monotonic), identify, where.min_blocks)
     loop.submit_to = persistence.submit
     return persistence
+
+
+def _share_host_memory(n_bytes: int, store: GuardedStore, core: EngineCore, context: Context) -> None:
+    """Give the store the host memory that preempted sequences have not used so far."""
+    if context.pins_swap:
+        return
+    block_bytes = context.info.block_bytes
+
+    def leave(n_written: int) -> None:
+        store.limit_host(max(0, n_bytes - n_written * block_bytes))
+
+    leave(0)
+    core.manager.swap.on_growth = leave

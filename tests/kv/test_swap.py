@@ -20,6 +20,23 @@ def test_blocks_are_allocated_and_freed() -> None:
     pool.audit([*first, *second])
 
 
+def test_memory_that_was_written_is_told_before_it_grows() -> None:
+    pool, told = SwapPool(8), list[int]()
+    pool.on_growth = told.append
+    written: set[int] = set()
+    held: list[list[int]] = []
+    for n in (2, 3, -1, 2, 1, -2, -1, 4, 0):
+        if n < 0:
+            pool.release(held.pop(n))
+        else:
+            held.append(pool.allocate(n))
+            written.update(held[-1])
+        assert len(written) == (told[-1] if told else 0)
+    pool.clear()
+    assert set(pool.allocate(8)) == set(range(8))
+    assert told == [2, 5, 6, 8]
+
+
 def test_audit_sees_a_block_held_twice() -> None:
     pool = SwapPool(2)
     (block,) = pool.allocate(1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pyvelo import LLM, KVStore, SamplingParams
 from pyvelo.demo import DEMO_MODEL
-from pyvelo.errors import ConfigError, StoreError
+from pyvelo.errors import StoreError
 from pyvelo.store.base import RecordName
 from pyvelo.store.guard import GuardedStore
 from pyvelo.store.host import HostTier
@@ -38,7 +39,7 @@ class Head:
 
 
 STEP = st.tuples(
-    st.sampled_from(["put", "put", "get", "discard", "touch", "purge"]),
+    st.sampled_from(["put", "put", "get", "discard", "touch", "purge", "limit"]),
     st.sampled_from(NAMES),
     st.sampled_from([b"one", b"two"]),
     st.integers(0, 12),
@@ -47,7 +48,8 @@ STEP = st.tuples(
 
 @given(steps=st.lists(STEP, max_size=60), room=st.integers(0, 30))
 def test_operations_in_any_order(steps: list[tuple[str, RecordName, bytes, int]], room: int) -> None:
-    tier = HostTier(room)
+    tier = HostTier()
+    tier.limit(room)
     model: list[tuple[RecordName, bytes, bytes]] = []  # the last one was used last
 
     def found(name: RecordName, head: bytes) -> list[tuple[RecordName, bytes, bytes]]:
@@ -73,6 +75,10 @@ def test_operations_in_any_order(steps: list[tuple[str, RecordName, bytes, int]]
             for other in (NAMES[0], name):
                 used = [each for each in model if each[0] == other]
                 model = [each for each in model if each[0] != other] + used
+        elif kind == "limit":
+            tier.limit(room := size)
+            while sum(len(data) for *_, data in model) > room:
+                del model[0]
         elif mine:
             tier.purge(name.owner)
             model = [each for each in model if each[0].owner != name.owner]
@@ -88,7 +94,8 @@ def shaky() -> Shaky:
 
 @pytest.fixture
 def store(shaky: Shaky) -> Iterator[GuardedStore]:
-    store = GuardedStore(lambda: shaky, "shaky", Codec(), host_bytes=1 << 20)
+    store = GuardedStore(lambda: shaky, "shaky", Codec())
+    store.limit_host(1 << 20)
     yield store
     store.close()
 
@@ -142,7 +149,8 @@ def test_an_equal_name_of_another_block_is_no_hit(store: GuardedStore) -> None:
 
 def test_the_memory_is_bounded(shaky: Shaky) -> None:
     one, two = address(), replace_hash(address(), b"2")
-    store = GuardedStore(lambda: shaky, "shaky", Codec(), host_bytes=one.n_bytes)
+    store = GuardedStore(lambda: shaky, "shaky", Codec())
+    store.limit_host(one.n_bytes)
     for block in (one, two):
         store.save(block, payload_of(block))
     shaky.trouble = fail
@@ -159,23 +167,17 @@ def fail() -> None:
     raise OSError("gone")
 
 
-@pytest.mark.parametrize("host_bytes", [-1, 1.5, True, None, "1G"])
-def test_wrong_sizes(host_bytes: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="host_bytes"):
-        KVStore(tmp_path, host_bytes=host_bytes)  # type: ignore[arg-type]
-
-
 def test_stats_tell_the_tiers_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that is too small for two prompts; memory in front of the store keeps both."""
     monkeypatch.setattr("pyvelo.engine.prefill_budget.Costs.seconds_for", lambda *_: 5.0)
     prompts = [[10 + number] * 320 for number in range(3)]
     params = SamplingParams(max_tokens=1, temperature=0)
-    settings = KVStore(tmp_path, host_bytes=1 << 30)
-    size = {"n_ctx": 512, "kv_cache_bytes": 512 * 2048}
-    with LLM(DEMO_MODEL, kv_store=KVStore(tmp_path), **size) as llm:  # type: ignore[arg-type]
+    settings = KVStore(tmp_path)
+    size: dict[str, Any] = {"n_ctx": 512, "kv_cache_bytes": 512 * 2048}
+    with LLM(DEMO_MODEL, kv_store=settings, **size) as llm:
         block_bytes, block_size = llm.stats().block_bytes, llm.stats().block_size
     size["kv_cache_bytes"] = block_bytes * (512 // block_size + 2)
-    with LLM(DEMO_MODEL, kv_store=settings, **size) as llm:  # type: ignore[arg-type]
+    with LLM(DEMO_MODEL, kv_store=settings, swap_bytes=1 << 30, **size) as llm:
         assert llm._engine.persistence is not None
         assert llm._engine.persistence.identity
         texts = []
@@ -186,9 +188,40 @@ def test_stats_tell_the_tiers_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert again.token_ids == texts[0]
         stats = llm.stats()
         assert stats.host_loaded_tokens == stats.loaded_tokens >= 256
-    with LLM(DEMO_MODEL, kv_store=replace(settings), **size) as llm:  # type: ignore[arg-type]
+    with LLM(DEMO_MODEL, kv_store=settings, swap_bytes=1 << 30, **size) as llm:
         assert llm._engine.persistence is not None
         assert llm._engine.persistence.identity
         assert llm.generate([prompts[1]], params)[0].token_ids == texts[1]
         assert llm.stats().loaded_tokens >= 256
         assert llm.stats().host_loaded_tokens == 0
+
+
+def test_preempted_sequences_and_blocks_share_the_memory(tmp_path: Path) -> None:
+    """A pool of 20 blocks for five answers of up to 10: swapping out leaves less for the store's blocks."""
+    with LLM(DEMO_MODEL, n_ctx=512) as llm:
+        block_bytes, block_size = llm.stats().block_bytes, llm.stats().block_size
+    swap_bytes = 60 * block_bytes
+    size: dict[str, Any] = {"n_ctx": 512, "kv_cache_bytes": 20 * block_bytes, "swap_bytes": swap_bytes}
+    with LLM(DEMO_MODEL, kv_store=KVStore(tmp_path, min_blocks=1), **size) as llm:
+        persistence, swap = llm._engine.persistence, llm._engine.core.manager.swap
+        assert persistence is not None
+        assert persistence.identity
+        tier, most = persistence.store._host, [0]
+        grown = swap.on_growth
+
+        def note(n_written: int) -> None:
+            grown(n_written)
+            most[0] = n_written
+            assert tier.n_bytes <= swap_bytes - n_written * block_bytes
+
+        swap.on_growth = note
+        for number in range(12):
+            llm.generate([[20 + number] * 8 * block_size], SamplingParams(max_tokens=1, temperature=0))
+            assert persistence.flush(30)
+        assert tier.n_bytes > 40 * block_bytes
+        params = SamplingParams(max_tokens=8 * block_size, temperature=0, ignore_eos=True)
+        llm.generate([[40 + number] * 40 for number in range(5)], params)
+        stats = llm.stats()
+        assert stats.swaps > 0
+        assert most[0] > 0
+        assert tier.n_bytes <= swap_bytes - most[0] * block_bytes
