@@ -61,8 +61,8 @@ class LLM(EngineView):
         beside the cache, and 0 without a GPU.
     prefix_cache: share blocks of equal prefixes, also with sequences that ended. With recurrent layers, a
         prefix is shared up to a place where a snapshot of their states was taken.
-    swap_bytes: host memory for the blocks of preempted sequences; those that do not fit, or are quicker to
-        compute, are computed again. What they leave has blocks of `kv_store`.
+    swap_bytes: host memory for the blocks of preempted sequences. Sequences that do not fit, or are quicker
+        to compute, are computed again. The rest of it has blocks of `kv_store`.
     kv_store: folder, valkey://HOST:PORT or `KVStore` for blocks that outlive the process; extra `store`.
     kv_events: address such as tcp://127.0.0.1:5557, or `KVEvents`, for routers; extra `events`.
     deterministic: the same tokens whether a request runs alone or beside others.

@@ -20,7 +20,7 @@ def test_blocks_are_allocated_and_freed() -> None:
     pool.audit([*first, *second])
 
 
-def test_memory_that_was_written_is_told_before_it_grows() -> None:
+def test_growth_of_the_written_memory_is_reported() -> None:
     pool, told = SwapPool(8), list[int]()
     pool.on_growth = told.append
     written: set[int] = set()
