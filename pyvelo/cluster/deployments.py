@@ -67,13 +67,13 @@ class Replica:
         if request.replica not in ("", self._name):
             yield await _gone(request)
             return
-        self._reporter.asked(request.hashes)
-        async with aclosing(answer_of(self._app, request, self._pause)) as batches:
-            async for batch in batches:
-                for message in batch:
-                    if message["type"] == "http.response.start":
-                        message["headers"].append((b"x-pyvelo-replica", self._name.encode()))
-                yield batch
+        with self._reporter.answering(request):
+            async with aclosing(answer_of(self._app, request, self._pause)) as batches:
+                async for batch in batches:
+                    for message in batch:
+                        if message["type"] == "http.response.start":
+                            message["headers"].append((b"x-pyvelo-replica", self._name.encode()))
+                    yield batch
 
     def _pause(self) -> float:
         """Return the seconds between two batches of events, so that Ray can follow all streams."""

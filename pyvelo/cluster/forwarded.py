@@ -28,6 +28,7 @@ class Forwarded:
 
     hashes: block hashes of its prompt; none: they are unknown.
     replica: the only one that can answer, because it has the session or the response; "": any.
+    router: name of the router that sends it.
     """
 
     method: str
@@ -37,6 +38,7 @@ class Forwarded:
     body: bytes = b""
     hashes: tuple[bytes, ...] = ()
     replica: str = ""
+    router: str = ""
 
 
 def replica_of(path: str, previous: object = None) -> str:

@@ -57,6 +57,7 @@ class Ingress:
         self._call, self._call_all = call, call_all
         self._hashes, self._max_body = hashes, max_body
         self._route_of = Router(ENDPOINTS)
+        self._name = token_hex(8)  # of its router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -95,6 +96,7 @@ class Ingress:
             query=scope.get("query_string", b""),
             headers=tuple(headers.items()),
             body=body,
+            router=self._name,
         )
         is_response = exchange.path.endswith("/responses")
         owner = replica_of(exchange.path, _previous(body) if is_response else None)

@@ -3,8 +3,8 @@
 A policy knows the requests that it sent itself, and the reports of the replicas. With several routers, each
 sees the requests of the others in the reports alone.
 
-The load of a replica is its number of open requests: the policy's own ones, and the ones of other routers.
-The latter are the open requests in the last report minus the own ones at that time. A replica is overloaded
+The load of a replica is its number of open requests: the policy's own ones, and the ones of other routers,
+which the last report counts. A replica is overloaded
 for one more request if `load + 1 > max(slack, ceil(factor * (total + 1) / n))`; `total` is the load of all
 `n` replicas. With `factor` from 1 on, the replica with the least load is never overloaded, so the bound holds
 always.
@@ -49,7 +49,8 @@ class Report:
     """State of a replica.
 
     held: digests of the prefixes in its pool, a bounded number.
-    n_open: requests that run or wait; n_running: of these, the running ones.
+    n_open: requests that run or wait; n_running: of these, the running ones; n_others: of these, the ones of
+        other routers than the one that reads the report.
     queued_tokens: prompt tokens that wait.
     free_blocks: blocks that hold nothing.
     """
@@ -59,18 +60,27 @@ class Report:
     n_running: int = 0
     queued_tokens: int = 0
     free_blocks: int = 0
+    n_others: int = 0
 
-    def packed(self) -> dict[str, Any]:
-        """Return the report as plain values, for `unpack`."""
+    def packed(self, of_routers: Mapping[str, int]) -> dict[str, Any]:
+        """Return the report as plain values, for `unpack`.
+
+        of_routers: open requests that each router sent; they take the place of `n_others`.
+        """
         numbers = {name: getattr(self, name) for name in _NUMBERS}
-        return {"held": b"".join(sorted(self.held)), **numbers}
+        return {"held": b"".join(sorted(self.held)), "of_routers": dict(of_routers), **numbers}
 
     @staticmethod
-    def unpack(values: Mapping[str, Any]) -> Report:
-        """Return the report of plain values; an empty mapping is a replica that has not reported yet."""
+    def unpack(values: Mapping[str, Any], router: str) -> Report:
+        """Return the report of plain values; an empty mapping is a replica that has not reported yet.
+
+        router: that reads it.
+        """
         held: bytes = values.get("held", b"")
         digests = (held[at : at + DIGEST_BYTES] for at in range(0, len(held), DIGEST_BYTES))
-        return Report(frozenset(digests), **{name: int(values.get(name, 0)) for name in _NUMBERS})
+        numbers = {name: int(values.get(name, 0)) for name in _NUMBERS}
+        n_others = max(0, numbers["n_open"] - values.get("of_routers", {}).get(router, 0))
+        return Report(frozenset(digests), **numbers, n_others=n_others)
 
 
 _NUMBERS = ("n_open", "n_running", "queued_tokens", "free_blocks")
@@ -157,7 +167,7 @@ class LeastLoaded:
     def report(self, replica: str, report: Report) -> None:
         """Take the newest report of a replica."""
         known = self._known.setdefault(replica, _Known())
-        known.report, known.n_others, known.n_new = report, max(0, report.n_open - known.n_own), 0
+        known.report, known.n_others, known.n_new = report, report.n_others, 0
 
     def keep(self, replicas: Iterable[str]) -> None:
         """Forget all other replicas."""

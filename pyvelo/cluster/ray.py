@@ -56,10 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Any) -> int:
+    from pyvelo.cluster.start import join, prefer_haproxy
+
+    prefer_haproxy()
     from ray import serve
 
     from pyvelo.cluster.deployments import application
-    from pyvelo.cluster.start import join
     from pyvelo.models.gguf_parts import scan_model
     from pyvelo.models.hub import locate
 

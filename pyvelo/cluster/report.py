@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
+from pyvelo.cluster.forwarded import Forwarded
 from pyvelo.cluster.policy import Report, short
 from pyvelo.kv.adopt import AdoptingManager
 from pyvelo.server.serving import Serving
@@ -27,14 +29,23 @@ class Reporter:
     def __init__(self, serving: Serving, most: int = MAX_HELD) -> None:
         self._serving, self._most = serving, most
         self._asked: OrderedDict[bytes, None] = OrderedDict()
+        self._of_routers: Counter[str] = Counter()
 
-    def asked(self, hashes: Iterable[bytes]) -> None:
-        """Note the block hashes of a request."""
-        for name in hashes:
+    @contextmanager
+    def answering(self, request: Forwarded) -> Iterator[None]:
+        """Note the block hashes of a request, and count it within a block."""
+        for name in request.hashes:
             self._asked[name] = None
             self._asked.move_to_end(name)
         while len(self._asked) > self._most:
             self._asked.popitem(last=False)
+        self._of_routers[request.router] += 1
+        try:
+            yield
+        finally:
+            self._of_routers[request.router] -= 1
+            if not self._of_routers[request.router]:
+                del self._of_routers[request.router]
 
     async def report(self) -> dict[str, Any]:
         """Return the values of a `Report`; wait for the end of the step in progress."""
@@ -47,7 +58,7 @@ class Reporter:
             queued_tokens=serving.admission.queued_tokens(),
             free_blocks=0 if stats is None else stats.blocks_free,
         )
-        return report.packed()
+        return report.packed(self._of_routers)
 
     def _held(self) -> list[bytes]:
         if not self._serving.generates:

@@ -23,6 +23,8 @@ class PrefixRouter(RequestRouter):
     """
 
     _policy: Policy
+    _name: str
+    """Name in its requests, by which the reports count them."""
     _reports: dict[str, Any]
     """The newest report of each replica, as it came."""
     _sent: dict[str, str]
@@ -31,7 +33,7 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, policy: str = "affinity", **options: Any) -> None:
         """Take the settings: the name of a policy, and its options."""
         self._policy = make_policy(policy, time.monotonic, **options)
-        self._reports, self._sent = {}, {}
+        self._name, self._reports, self._sent = "", {}, {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take the replicas that are alive, and their reports."""
@@ -52,9 +54,10 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Return the replicas for a request, the best one first; count the request at the best one."""
         alive = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        request = _request_of(pending_request)
+        self._name = request.router or self._name
         for name, replica in alive.items():
             self._take_report(name, replica.routing_stats)
-        request = _request_of(pending_request)
         digests = tuple(map(short, request.hashes))
         names = [request.replica] if request.replica in alive else self._policy.order(digests, alive)
         if pending_request is not None and names:
@@ -77,7 +80,7 @@ class PrefixRouter(RequestRouter):
     def _take_report(self, name: str, values: Any) -> None:
         if self._reports.get(name) is not values:
             self._reports[name] = values
-            self._policy.report(name, Report.unpack(values))
+            self._policy.report(name, Report.unpack(values, self._name))
 
     def _count(self, pending: PendingRequest, name: str, digests: tuple[bytes, ...]) -> None:
         """Count a request before it is sent, so that the choices for the next ones know of it."""

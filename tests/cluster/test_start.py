@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from pyvelo.cluster.options import Options, parse
-from pyvelo.cluster.start import check_port, check_resources, lacking
+from pyvelo.cluster.start import check_port, check_resources, lacking, prefer_haproxy
 from pyvelo.errors import ConfigError
 
 
@@ -87,3 +88,25 @@ def test_what_a_cluster_lacks(arguments: tuple[str, ...], words: str) -> None:
         assert check_resources(options, there, is_fixed=False).endswith("; waiting for the cluster to grow")
     else:
         assert check_resources(options, there, is_fixed=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "chosen", "installed", "expected"),
+    [
+        ("", None, True, "1"),
+        ("local", None, True, "1"),
+        ("", "0", True, "0"),
+        ("", None, False, None),
+        ("10.0.0.1:6379", None, True, None),
+    ],
+)
+def test_haproxy_is_used_if_it_is_there_and_nobody_chose(
+    monkeypatch: pytest.MonkeyPatch, address: str, chosen: str | None, installed: bool, expected: str | None
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
+    prefer_haproxy()
+    assert os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == expected
