@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -24,11 +26,12 @@ from pyvelo.engine.async_loop import open_engine_loop
 from pyvelo.server.app import App
 from pyvelo.server.errors import HttpError, openai_error
 from pyvelo.server.http import Exchange
+from pyvelo.server.run import HttpServer, listen, listeners, uvicorn_config
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
 from pyvelo.threads import in_thread
 
-__all__ = ["Front", "Replica", "application"]
+__all__ = ["Front", "ListeningFront", "Replica", "application"]
 
 REPORT_SECONDS = 1.0
 """Time between two reports of a replica."""
@@ -131,8 +134,39 @@ class Front:
         return []
 
 
-def application(options: Options) -> Any:
-    """Return the application for `serve.run`."""
+class ListeningFront(Front):
+    """Ingress that listens itself, for a Ray on one machine.
+
+    Ray's proxies would be one more process that each event crosses.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, replicas: Any, options: Options
+    ) -> None:
+        super().__init__(replicas, options.config, options.settings)
+        listener = listen(
+            options.host, options.port, shared=True
+        )  # with others, and with the one it replaces
+        self._server = HttpServer(uvicorn_config(self._app, options.drain))
+        self._running = asyncio.ensure_future(self._server.serve(listeners(listener)))
+
+    def check_health(self) -> None:
+        """Raise RuntimeError if the server has ended; then Ray replaces the ingress."""
+        if self._running.done():
+            raise RuntimeError("the HTTP server of the ingress has ended")
+
+    async def __del__(self) -> None:
+        server = getattr(self, "_server", None)
+        if server is not None:
+            server.should_exit = True
+            await self._running
+
+
+def application(options: Options, *, listens: bool = False) -> Any:
+    """Return the application for `serve.run`.
+
+    listens: the ingress listens at the address of the options, and Ray needs no proxy.
+    """
     config, settings = options.config, options.settings
     scaling: dict[str, Any] = {"num_replicas": options.replicas}
     if options.autoscale is not None:
@@ -162,15 +196,18 @@ def application(options: Options) -> Any:
         ),
         **scaling,
     ).bind(config, settings)
-    front = serve.deployment(
-        serve.ingress()(Front),
+    deployed = partial(
+        serve.deployment,
         name="Front",
         num_replicas=options.ingresses,
         ray_actor_options={"num_cpus": options.ingress_cpus},
         max_ongoing_requests=100_000,
-        graceful_shutdown_timeout_s=options.drain,
+        graceful_shutdown_timeout_s=options.drain + 5.0,
+        health_check_period_s=2.0,
     )
-    return front.bind(replicas, config, settings)
+    if listens:
+        return deployed(ListeningFront).bind(replicas, options)
+    return deployed(serve.ingress()(Front)).bind(replicas, config, settings)
 
 
 async def _gone(request: Forwarded) -> list[Message]:

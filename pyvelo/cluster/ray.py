@@ -56,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Any) -> int:
-    from pyvelo.cluster.start import join, prefer_haproxy
+    from pyvelo.cluster.start import join, owns_ray, prefer_fast_calls
 
-    prefer_haproxy()
+    prefer_fast_calls()
     from ray import serve
 
     from pyvelo.cluster.deployments import application
@@ -70,9 +70,14 @@ def _serve(options: Any) -> int:
     warning = join(options)
     if warning:
         print_error(f"pyvelo: {warning}")
-    serve.start(http_options={"host": options.host, "port": options.port})
+    listens = owns_ray()
+    if listens:
+        serve.start(proxy_location="Disabled")
+    else:
+        serve.start(http_options={"host": options.host, "port": options.port})
     try:
-        serve.run(application(options), name=NAME, route_prefix="/")
+        route = None if listens else "/"
+        serve.run(application(options, listens=listens), name=NAME, route_prefix=route)
         host = f"[{options.host}]" if ":" in options.host else options.host
         print_out(f"served at http://{host}:{options.port}/v1 (Ctrl-C ends)")
         sys.stdout.flush()

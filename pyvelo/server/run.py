@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from pyvelo.server.process import Signals, engine_until_signal, freeze_loaded, r
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
 
-__all__ = ["Serve", "check_address", "listen", "uvicorn_config"]
+__all__ = ["HttpServer", "Serve", "check_address", "listen", "listeners", "uvicorn_config"]
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 30
@@ -86,10 +87,9 @@ class Serve:
         await serving.start()
         freeze_loaded()
         app = App(serving, self.settings)
-        server = _Server(uvicorn_config(app))
+        server = HttpServer(uvicorn_config(app))
         server.started_hook = partial(self.ready, _url(listener), serving)
-        listeners = [listener, *(listener.dup() for _ in range(N_LISTENERS - 1))]
-        running = asyncio.ensure_future(server.serve(listeners))
+        running = asyncio.ensure_future(server.serve(listeners(listener)))
         await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
         signals.again = app.cancel_all
         await app.drain(self.drain)
@@ -97,8 +97,13 @@ class Serve:
         await running
 
 
-def uvicorn_config(app: App) -> uvicorn.Config:
-    """Return the settings of the HTTP server: no log of its own, no websockets, no lifespan."""
+def uvicorn_config(app: Any, drain: float = 5.0) -> uvicorn.Config:
+    """Return the settings of the HTTP server: no log of its own, no websockets, no lifespan.
+
+    Args:
+        app: application of ASGI.
+        drain: seconds for answers in progress when the server ends.
+    """
     return uvicorn.Config(
         app,
         http=_protocol(),
@@ -109,7 +114,7 @@ def uvicorn_config(app: App) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=math.ceil(drain),
         backlog=BACKLOG,
     )
 
@@ -123,10 +128,10 @@ def _protocol() -> Any:
     return BoundedProtocol
 
 
-class _Server(uvicorn.Server):
-    """HTTP server whose signals are handled by `Signals`; `started_hook` is called when it listens."""
+class HttpServer(uvicorn.Server):
+    """HTTP server that leaves signals to others; `started_hook` is called when it listens."""
 
-    started_hook: Callable[[], None]
+    started_hook: Callable[[], None] = staticmethod(lambda: None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
@@ -139,8 +144,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raise ConfigError if the address cannot be used."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Return a socket that listens; raise ConfigError if the address cannot be used.
+
+    shared: other processes of this user may listen there, too, if they say so; each gets some connections.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -151,6 +159,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         if os.name == "posix":  # elsewhere another program could take the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
@@ -161,6 +171,11 @@ def listen(host: str, port: int) -> socket.socket:
             f"{other.get(error.errno or 0, 'another --port')}"
         ) from None
     return listener
+
+
+def listeners(listener: socket.socket) -> list[socket.socket]:
+    """Return the sockets of a server that listens at one address."""
+    return [listener, *(listener.dup() for _ in range(N_LISTENERS - 1))]
 
 
 def _url(listener: socket.socket) -> str:

@@ -5,6 +5,7 @@ They run if Ray is installed (pip install 'ray[serve]'), in a cluster of their o
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -22,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from pyvelo.cluster.start import prefer_haproxy
+from pyvelo.cluster.start import prefer_fast_calls
 
-prefer_haproxy()  # before Ray is imported
+prefer_fast_calls()  # before Ray is imported
 
 ray = pytest.importorskip("ray", reason="needs pip install 'ray[serve]'")
 
@@ -72,7 +73,8 @@ class Cluster:
         self._options = options
         wanted = parse([*SMALL, *options])
         assert not isinstance(wanted, int)
-        serve.run(application(wanted), name="pyvelo", route_prefix="/")
+        wanted = dataclasses.replace(wanted, port=int(self.url.rpartition(":")[2]))
+        serve.run(application(wanted, listens=True), name="pyvelo", route_prefix=None)
 
     def is_ready(self) -> bool:
         try:
@@ -132,7 +134,7 @@ def cluster() -> Iterator[Cluster]:
     for name in ("REPLICA", "HANDLE"):
         os.environ[f"RAY_SERVE_{name}_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.5"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.start(proxy_location="Disabled")
     try:
         yield Cluster(f"http://127.0.0.1:{port}")
     finally:

@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from pyvelo.cluster import start
 from pyvelo.cluster.options import Options, parse
-from pyvelo.cluster.start import check_port, check_resources, lacking, prefer_haproxy
+from pyvelo.cluster.start import check_port, check_resources, lacking, prefer_fast_calls
 from pyvelo.errors import ConfigError
 
 
@@ -91,22 +92,16 @@ def test_what_a_cluster_lacks(arguments: tuple[str, ...], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "chosen", "installed", "expected"),
-    [
-        ("", None, True, "1"),
-        ("local", None, True, "1"),
-        ("", "0", True, "0"),
-        ("", None, False, None),
-        ("10.0.0.1:6379", None, True, None),
-    ],
+    ("address", "chosen", "expected"),
+    [("", None, "1"), ("local", None, "1"), ("", "0", "0"), ("10.0.0.1:6379", None, None)],
 )
-def test_haproxy_is_used_if_it_is_there_and_nobody_chose(
-    monkeypatch: pytest.MonkeyPatch, address: str, chosen: str | None, installed: bool, expected: str | None
+def test_calls_are_fast_unless_somebody_chose_otherwise(
+    monkeypatch: pytest.MonkeyPatch, address: str, chosen: str | None, expected: str | None
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", chosen or "")
-    if chosen is None:
-        monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
-    prefer_haproxy()
-    assert os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == expected
+    for name in start._FAST:
+        monkeypatch.setenv(name, chosen or "")
+        if chosen is None:
+            monkeypatch.delenv(name)
+    prefer_fast_calls()
+    assert os.environ.get("RAY_SERVE_THROUGHPUT_OPTIMIZED") == expected

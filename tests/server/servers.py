@@ -20,7 +20,7 @@ from pyvelo.engine.async_loop import open_engine_loop
 from pyvelo.engine.stats import EngineStats
 from pyvelo.server.app import App
 from pyvelo.server.http import Receive, Scope, Send
-from pyvelo.server.run import _Server, listen, uvicorn_config
+from pyvelo.server.run import HttpServer, listen, uvicorn_config
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
 
@@ -327,7 +327,7 @@ class Server:
                 self._watch_steps()
             await self.serving.start()
             self.app = _Watched(self.serving, self.settings, self._count, self._errors)
-            server = _Server(uvicorn_config(self.app))
+            server = HttpServer(uvicorn_config(self.app))
             server.started_hook = self._started.set
             running = asyncio.ensure_future(server.serve([self._listener]))
             await self._ended.wait()
