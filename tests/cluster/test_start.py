@@ -95,7 +95,7 @@ def test_what_a_cluster_lacks(arguments: tuple[str, ...], words: str) -> None:
     ("address", "chosen", "expected"),
     [("", None, "1"), ("local", None, "1"), ("", "0", "0"), ("10.0.0.1:6379", None, None)],
 )
-def test_calls_are_fast_unless_somebody_chose_otherwise(
+def test_calls_are_fast_unless_the_user_chose_otherwise(
     monkeypatch: pytest.MonkeyPatch, address: str, chosen: str | None, expected: str | None
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
