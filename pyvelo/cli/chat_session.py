@@ -88,14 +88,15 @@ def session_salt(name: str) -> str:
 def remove_session(name: str, kv_store: str | None, *, ask: bool, as_json: bool) -> int:
     """Remove a conversation and its blocks, if the user agrees; print what was removed. Return the exit code.
 
-    kv_store: the store that has its blocks; None: the one of `default_store`.
+    kv_store: the store that has its blocks, also if the conversation has gone; None: the one of
+        `default_store`.
 
     Raises:
-        ConfigError: there is none of this name, another process has it open, or `kv_store` is wrong.
+        ConfigError: there is none of this name, another process has it open, or `kv_store` is no store.
         StoreError: the store takes no changes now; the conversation is still there.
     """
     file = _file(name)
-    if not file.exists():
+    if not file.exists() and kv_store is None:
         names = ", ".join(session_names()) or "none"
         raise ConfigError(f"--session {name}: there is no such chat; there are: {names}")
     session = ChatSession(name)
@@ -110,18 +111,22 @@ def remove_session(name: str, kv_store: str | None, *, ask: bool, as_json: bool)
     if as_json:
         print_json({"session": name, "files": [str(file)], "kv_records": n_records})
     else:
-        blocks = f" and {count(n_records, 'record')} of its KV" if n_records else ""
-        print_out(f"removed the chat {name}{blocks}")
+        print_out(f"removed the chat {name} and {count(n_records, 'record')} of its KV")
     return 0
 
 
 def _purge(name: str, kv_store: str | None) -> int:
     """Remove the blocks of a conversation from a store; return how many records."""
+    from pyvelo.kv_store import place_of
+    from pyvelo.store.files import is_store
     from pyvelo.store.opening import default_folder, open_store
     from pyvelo.store.record import owner_of
 
-    if kv_store is None and (default_store() is None or not default_folder().is_dir()):
+    if kv_store is None and (default_store() is None or not is_store(default_folder())):
         return 0
+    scheme, place = place_of(kv_store or default_folder())
+    if not scheme and not is_store(Path(place)):
+        raise ConfigError(f"--kv-store {place}: there is no KV store")
     with closing(open_store(kv_store or default_folder())) as store:
         return store.purge(owner_of(session_salt(name).encode()))
 

@@ -82,7 +82,7 @@ def split_words(words: Sequence[str], prompt: str | None, file: Path | None) -> 
     """Return the model and the prompt of `[MODEL] [PROMPT]`; the default model if none is named.
 
     A word alone is a model if there is another prompt, or if it looks like one: a file that exists, a path of
-    a GGUF file, or a name on the hub. If a file is given, a word with spaces is a prompt.
+    a GGUF file, or a name on the hub. If a file is given, "-" and what looks like a sentence are prompts.
     """
     if len(words) > 2:
         raise UsageError("give MODEL and one PROMPT, in quotes if it has spaces")
@@ -90,8 +90,11 @@ def split_words(words: Sequence[str], prompt: str | None, file: Path | None) -> 
         raise UsageError("the prompt is given twice: leave the word after MODEL out, or -p")
     if len(words) == 2:
         return words[0], words[1]
-    if not words or prompt is not None or _is_model(words[0]) or (file is not None and " " not in words[0]):
-        return (words[0] if words else str(DEMO_MODEL)), prompt
+    if not words:
+        return str(DEMO_MODEL), prompt
+    is_text = " " in words[0] or words[0].endswith((":", "?", "!", ".")) or words[0] == "-"
+    if prompt is not None or _is_model(words[0]) or (file is not None and not is_text):
+        return words[0], prompt
     if " " not in words[0] and (hint := suggest(words[0])):
         raise UsageError(f"there is no model {words[0]}{hint} (-p {words[0]} asks the demo model)")
     if re.fullmatch(r"[\w.:-]*\d[\w.:-]*", words[0]) and not words[0].isdigit():
@@ -108,37 +111,37 @@ def _is_model(word: str) -> bool:
 
 
 def read_message(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt as `read_prompt`; UsageError if it is empty."""
-    text = read_prompt(prompt, file)
-    if not text.strip():
-        is_input = prompt == "-" or str(file) == "-"
-        source = "standard input" if is_input else f"the file {file}" if file is not None else "it"
-        raise UsageError(f"the prompt is empty ({source} has no text): give a text")
+    """Return the prompt as `read_prompt`; UsageError if a part of it is empty."""
+    parts = _parts_of(prompt, file)
+    for source, text in parts.items():
+        if not text.strip():
+            raise UsageError(f"the prompt is empty ({source} has no text): give a text")
     if prompt != "-" and str(file) != "-" and _has_unread_input():
-        print_error("pyvelo: standard input is not read: -f - adds it to the prompt")
-    return text
+        print_error("pyvelo: standard input has a text that is not read: -f - would add it to the prompt")
+    return "\n\n".join(parts.values())
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """Return the prompt, and below it the text of the file; `-` is standard input. UsageError for neither."""
+    return "\n\n".join(_parts_of(prompt, file).values())
+
+
+def _parts_of(prompt: str | None, file: Path | None) -> dict[str, str]:
+    """Return the parts of a prompt by the names of their sources."""
     if prompt is None and file is None:
         raise UsageError(
             "what is the prompt? Give it after MODEL, or -f FILE, or -p - to read standard input"
         )
     if prompt == "-" and str(file) == "-":
         raise UsageError("-p - and -f -: standard input can be read once")
-    parts = []
-    if prompt is not None:
-        parts.append(_file_text("-") if prompt == "-" else parse_argument(prompt, "the prompt"))
-    if file is not None:
-        parts.append(_file_text(str(file)))
-    return "\n\n".join(parts)
-
-
-def _file_text(name: str) -> str:
-    if name == "-":
-        return _decoded(sys.stdin.buffer.read(), "standard input")
-    return _decoded(Path(name).read_bytes(), name)
+    parts = {}
+    if prompt is not None and prompt != "-":
+        parts["it"] = parse_argument(prompt, "the prompt")
+    if prompt == "-" or str(file) == "-":
+        parts["standard input"] = _decoded(sys.stdin.buffer.read(), "standard input")
+    if file is not None and str(file) != "-":
+        parts[f"the file {file}"] = _decoded(file.read_bytes(), str(file))
+    return parts
 
 
 def _has_unread_input() -> bool:

@@ -21,7 +21,7 @@ KEPT = 3  # rows at the end that may change: a word grows, or the next line make
 _OPENING = re.compile(r"`|~~|\*\*(?=\S)|(?<![A-Za-z0-9_)\]*])\*(?=\S)")
 _WORD = re.compile(r"[!-~]*(?:[ \t]*\n|[ \t]+)?")
 _NO_BLOCK = re.compile(r"[^\W\d_]|[^\x00-\x7f]|[\"'(]|`[^`]|\*\*?[^\s*]")  # begins none, whatever comes then
-_TABLE = re.compile(r"^ {0,3}[|:-][|: \t-]*\|[|: \t-]*$", re.MULTILINE)  # the line below its header
+_TABLE = re.compile(r"^[ |:]*-[-: \t|]*$", re.MULTILINE)  # the line below its header, and other lines
 
 
 def split_settled(
@@ -31,7 +31,7 @@ def split_settled(
 
     Drawn one after the other they have the rows of the whole. The first is empty if there is no such place.
     """
-    if is_markdown and _TABLE.search(text) and not opening_fence(text):
+    if is_markdown and _TABLE.search(text) and _has_table(text):
         return "", text  # any row may make the columns wider
 
     def rows(part: str) -> list[list[Segment]]:
@@ -49,6 +49,10 @@ def split_settled(
         if rows(head) + rows(tail) == whole:
             return head, tail
     return "", text
+
+
+def _has_table(text: str) -> bool:
+    return any(token.type == "table_open" and not token.level for token in parse(text))
 
 
 def _comparable(row: list[Segment]) -> list[Segment]:

@@ -147,7 +147,8 @@ class ListeningFront(Front):
         listener = listen(
             options.host, options.port, shared=True
         )  # with others, and with the one it replaces
-        self._server = HttpServer(uvicorn_config(self._app, options.drain))
+        # the last event of a stream that is cut off comes when its replica ends
+        self._server = HttpServer(uvicorn_config(self._app, options.drain + 3.0))
         self._running = asyncio.ensure_future(self._server.serve(listeners(listener)))
 
     def check_health(self) -> None:

@@ -38,6 +38,9 @@ DIGEST_BYTES = 8
 MAX_RECENT = 4096
 """Digests of own requests that a policy remembers for each replica."""
 
+MAX_FACTOR = 1e6
+"""Largest load over the mean: more than replicas there are makes no difference."""
+
 
 def short(block_hash: bytes) -> bytes:
     """Return the digest of a block hash."""
@@ -49,8 +52,8 @@ class Report:
     """State of a replica.
 
     held: digests of the prefixes in its pool, a bounded number.
-    n_open: requests that run or wait; n_running: of these, the running ones; n_others: of these, the ones of
-        other routers than the one that reads the report.
+    n_open: requests that run or wait; n_running: of these, the running ones.
+    n_others: requests of other routers than the one that reads the report, of any kind.
     queued_tokens: prompt tokens that wait.
     free_blocks: blocks that hold nothing.
     """
@@ -79,8 +82,8 @@ class Report:
         held: bytes = values.get("held", b"")
         digests = (held[at : at + DIGEST_BYTES] for at in range(0, len(held), DIGEST_BYTES))
         numbers = {name: int(values.get(name, 0)) for name in _NUMBERS}
-        n_others = max(0, numbers["n_open"] - values.get("of_routers", {}).get(router, 0))
-        return Report(frozenset(digests), **numbers, n_others=n_others)
+        of_others = {**values.get("of_routers", {}), router: 0}
+        return Report(frozenset(digests), **numbers, n_others=sum(of_others.values()))
 
 
 _NUMBERS = ("n_open", "n_running", "queued_tokens", "free_blocks")
@@ -215,8 +218,8 @@ class PrefixAffinity(LeastLoaded):
         self, clock: Callable[[], float], *, factor: float = 1.25, slack: int = 4, memory: float = 30.0
     ) -> None:
         super().__init__()
-        if not 1.0 <= factor < math.inf:
-            raise ConfigError(f"factor={shown(factor)}: give a number from 1 on")
+        if not 1.0 <= factor <= MAX_FACTOR:
+            raise ConfigError(f"factor={shown(factor)}: give a number from 1 to {MAX_FACTOR:g}")
         if slack < 1:
             raise ConfigError(f"slack={shown(slack)}: give at least 1")
         if not memory >= 0:

@@ -56,20 +56,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Any) -> int:
-    from pyvelo.cluster.start import join, owns_ray, prefer_fast_calls
-
-    prefer_fast_calls()
-    from ray import serve
-
-    from pyvelo.cluster.deployments import application
+    from pyvelo.cluster.start import join, only_command_at, prefer_fast_calls
     from pyvelo.models.gguf_parts import scan_model
     from pyvelo.models.hub import locate
 
+    prefer_fast_calls()
     # here, and not in a replica that Ray would start again and again
     scan_model(locate(options.config.model))
-    warning = join(options)
-    if warning:
-        print_error(f"pyvelo: {warning}")
+    with only_command_at(options.port):
+        warning = join(options)
+        if warning:
+            print_error(f"pyvelo: {warning}")
+        _run(options)
+    return 0
+
+
+def _run(options: Any) -> None:
+    from ray import serve
+
+    from pyvelo.cluster.deployments import application
+    from pyvelo.cluster.start import owns_ray
+
     listens = owns_ray()
     if listens:
         serve.start(proxy_location="Disabled")
@@ -77,14 +84,18 @@ def _serve(options: Any) -> int:
         serve.start(http_options={"host": options.host, "port": options.port})
     try:
         route = None if listens else "/"
-        serve.run(application(options, listens=listens), name=NAME, route_prefix=route)
+        try:
+            serve.run(application(options, listens=listens), name=NAME, route_prefix=route)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(f"Ray Serve does not start the server: {reason}: its log says more") from None
         host = f"[{options.host}]" if ":" in options.host else options.host
         print_out(f"served at http://{host}:{options.port}/v1 (Ctrl-C ends)")
         sys.stdout.flush()
         _wait_for_signal()
+        print_error(f"pyvelo: ending; requests in progress have {options.drain:g} s, or until a signal")
     finally:
         serve.shutdown()
-    return 0
 
 
 def _wait_for_signal() -> None:
@@ -94,6 +105,8 @@ def _wait_for_signal() -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: ended.set())
     ended.wait()
+    for each in (signal.SIGINT, signal.SIGTERM):  # a second one ends at once
+        signal.signal(each, signal.default_int_handler)
 
 
 def _arguments(fields: dict[str, Any]) -> list[str]:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from urllib.request import urlopen
 
 from pyvelo.cluster.options import Options
 from pyvelo.errors import ConfigError, shown
+from pyvelo.private_files import FileLock
 from pyvelo.server.run import listen
 
-__all__ = ["check_port", "check_resources", "join", "lacking", "owns_ray", "prefer_fast_calls"]
+__all__ = [
+    "check_port",
+    "check_resources",
+    "join",
+    "lacking",
+    "only_command_at",
+    "owns_ray",
+    "prefer_fast_calls",
+]
 
 _ANSWER = 2.0
 """Seconds for an answer of a proxy of Ray Serve."""
@@ -35,6 +46,23 @@ def prefer_fast_calls() -> None:
             os.environ.setdefault(name, value)
 
 
+@contextmanager
+def only_command_at(port: int) -> Iterator[None]:
+    """Keep other clusters of this user from a port within a block: the ingresses of all could share it.
+
+    Raises:
+        ConfigError: another command has it.
+    """
+    user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
+    lock = FileLock.take(Path(tempfile.gettempdir()) / f"pyvelo-cluster-{user}-{port}.lock")
+    if lock is None:
+        raise ConfigError(f"another cluster of yours has port {port}: give another --port")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def join(options: Options) -> str:
     """Start Ray, or join the cluster of RAY_ADDRESS; return a warning, or "".
 
@@ -51,6 +79,8 @@ def join(options: Options) -> str:
             ray.init(namespace="serve", include_dashboard=False)
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(_no_ray(address, error)) from None
+    if owns_ray():
+        listen(options.host, options.port).close()  # a proxy of another Ray is in the way
     return check_resources(options, ray.cluster_resources(), is_fixed=owns_ray())
 
 

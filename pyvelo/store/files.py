@@ -268,6 +268,11 @@ class FileStore:
         return int(version)
 
 
+def is_store(folder: Path) -> bool:
+    """Return whether a folder has been a store."""
+    return (folder / INDEX).is_file()
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder for this user alone; raise StoreError for one that others may change."""
     if folder.exists() and not folder.is_dir():

@@ -138,7 +138,7 @@ def test_a_chat_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         session.keep(Conversation())
         session.close()
     assert execute(["rm", "--session", "one", "--yes"]) == 0
-    assert capsys.readouterr().out == "removed the chat one\n"
+    assert capsys.readouterr().out == "removed the chat one and 0 records of its KV\n"
     assert execute(["rm", "--session", "two", "-y", "--json"]) == 0
     answer = capsys.readouterr().out
     cli_schema.check("rm", answer)
@@ -181,10 +181,21 @@ def test_a_chat_leaves_no_blocks_behind(tmp_path: Path, own_store: bool) -> None
 
     n_before = n_records()
     places = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {**os.environ, **places}
+    wrong = [*PYVELO, "rm", "--session", "one", "--yes", "--kv-store", str(tmp_path / "typo")]
+    assert forks.run(wrong, env=environment).returncode == 2
+    assert not (tmp_path / "typo").exists()
     command = [*PYVELO, "rm", "--session", "one", "--yes", "--json", *where]
-    report = json.loads(forks.run(command, env={**os.environ, **places}).stdout)
+    report = json.loads(forks.run(command, env=environment).stdout)
     assert report["kv_records"] == n_before // 2 > 0
     assert n_records() == n_before // 2
+    if own_store:  # forgotten at first: it is found although the conversation has gone
+        assert forks.run([*PYVELO, "rm", "--session", "two", "--yes"], env=environment).returncode == 0
+        assert n_records() == n_before // 2
+        assert (
+            forks.run([*PYVELO, "rm", "--session", "two", "--yes", *where], env=environment).returncode == 0
+        )
+        assert n_records() == 0
 
 
 def test_a_fork_says_which_conversation_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

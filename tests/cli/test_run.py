@@ -192,14 +192,21 @@ def test_a_file_follows_the_prompt(capsys: pytest.CaptureFixture[str], tmp_path:
     ):
         assert run_cli(capsys, "run", *words) == asked
     assert run_cli(capsys, "run", "What", "-f", file)[0] == 1  # a word alone is a model
+    assert run_cli(capsys, "run", "Say:", "-f", file) == run_cli(capsys, "run", "Say:\n\n12 + 30?")
+    file.write_text(" \n")
+    assert f"the file {file} has no text" in run_cli(capsys, "run", "What is", "-f", file)[2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes on Windows")
 def test_standard_input_is_read_or_said_to_be_ignored() -> None:
     for words, note in (
-        (["What is 12 +"], "pyvelo: standard input is not read: -f - adds it to the prompt\n"),
+        (
+            ["What is 12 +"],
+            "pyvelo: standard input has a text that is not read: -f - would add it to the prompt\n",
+        ),
         (["What is 12 +", "-f", "-"], ""),
         (["-p", "-"], ""),
+        (["-"], ""),
     ):
         done = forks.run([*PYVELO, "run", *words, "-n", "4"], input=b"30?\n")
         assert (done.returncode, done.stderr.decode()) == (0, note)

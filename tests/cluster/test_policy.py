@@ -56,6 +56,9 @@ def test_a_report_survives_packing() -> None:
     packed = report.packed({"a": 2, "b": 1})
     assert Report.unpack(packed, "a") == report
     assert [Report.unpack(packed, name).n_others for name in ("b", "c")] == [2, 3]
+    assert (
+        Report.unpack(Report(n_open=1).packed({"a": 3, "b": 2}), "a").n_others == 2
+    )  # streams of blocks, too
     assert Report.unpack({}, "a") == Report()
     assert len(packed["held"]) == 8 * 4
 
@@ -190,7 +193,7 @@ def test_least_loaded_balances() -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="policy='random': choose from affinity, least-loaded, round-robin"):
         make_policy("random", Clock())
-    for wrong in ({"factor": 0.9}, {"factor": math.nan}, {"slack": 0}, {"memory": -1.0}):
+    for wrong in ({"factor": 0.9}, {"factor": math.nan}, {"factor": 1e308}, {"slack": 0}, {"memory": -1.0}):
         with pytest.raises(ConfigError, match=r"give (a number|at least)"):
             make_policy("affinity", Clock(), **wrong)
 

@@ -29,7 +29,7 @@ def router(**options: Any) -> PrefixRouter:
 
 
 def replica(name: str, report: Report | None = None) -> Any:
-    values = {} if report is None else report.packed({"a": report.n_open - report.n_others})
+    values = {} if report is None else report.packed({"a": 5, "b": report.n_others})
     return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats=values)
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ pytest.importorskip("uvicorn")
 
 from pyvelo.cluster import start
 from pyvelo.cluster.options import Options, parse
-from pyvelo.cluster.start import check_port, check_resources, lacking, prefer_fast_calls
+from pyvelo.cluster.start import check_port, check_resources, lacking, only_command_at, prefer_fast_calls
 from pyvelo.errors import ConfigError
 
 
@@ -89,6 +90,20 @@ def test_what_a_cluster_lacks(arguments: tuple[str, ...], words: str) -> None:
         assert check_resources(options, there, is_fixed=False).endswith("; waiting for the cluster to grow")
     else:
         assert check_resources(options, there, is_fixed=True) == ""
+
+
+def test_one_cluster_has_a_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with only_command_at(8000):
+        with (
+            pytest.raises(ConfigError, match="another cluster of yours has port 8000"),
+            only_command_at(8000),
+        ):
+            pass
+        with only_command_at(8001):
+            pass
+    with only_command_at(8000):
+        pass
 
 
 @pytest.mark.parametrize(
