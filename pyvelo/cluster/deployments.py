@@ -86,6 +86,10 @@ class Replica:
         """Return the whole answer to a request that all replicas get."""
         return await whole_answer(self._app, request, self._name)
 
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests; return when those in progress have ended, or cancel them after `seconds`."""
+        await self._app.drain(seconds)
+
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return a report for the routers; Ray calls it every REPORT_SECONDS."""
         return await self._reporter.report()
@@ -125,6 +129,12 @@ class Front:
         finally:
             batches.cancel()
 
+    async def drain(self, seconds: float) -> None:
+        """Drain all replicas; return when they have, or soon after `seconds`."""
+        calls = self._replicas.broadcast("drain", seconds)
+        with suppress(TimeoutError):
+            await calls.results_async(timeout_s=seconds + PATIENCE, return_exceptions=True)
+
     async def _call_all(self, request: Forwarded) -> list[Whole]:
         """Return the answers of the replicas that answer in time."""
         calls = self._replicas.broadcast("whole_answer", request)
@@ -147,8 +157,7 @@ class ListeningFront(Front):
         listener = listen(
             options.host, options.port, shared=True
         )  # with others, and with the one it replaces
-        # the last event of a stream that is cut off comes when its replica ends
-        self._server = HttpServer(uvicorn_config(self._app, options.drain + 3.0))
+        self._server = HttpServer(uvicorn_config(self._app))
         self._running = asyncio.ensure_future(self._server.serve(listeners(listener)))
 
     def check_health(self) -> None:
@@ -203,7 +212,7 @@ def application(options: Options, *, listens: bool = False) -> Any:
         num_replicas=options.ingresses,
         ray_actor_options={"num_cpus": options.ingress_cpus},
         max_ongoing_requests=100_000,
-        graceful_shutdown_timeout_s=options.drain + 5.0,
+        graceful_shutdown_timeout_s=options.drain + 10.0,  # after its replicas
         health_check_period_s=2.0,
     )
     if listens:

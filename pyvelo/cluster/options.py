@@ -104,7 +104,7 @@ def cluster(
     max_queue: of_server.MaxQueue = 256,
     max_queued_tokens: of_server.QueuedTokens = None,
     max_sessions: of_server.MaxSessions = 64,
-    drain: of_server.Drain = 20.0,  # Ray ends all after 30 s
+    drain: of_server.Drain = 30.0,
     vllm_metrics: of_server.VllmMetrics = False,
     kv_type: opt.KVTypeOption = "f16",
     ctx: opt.Context = None,

@@ -8,10 +8,12 @@ It needs `pip install 'pyvelo[ray,serve]'`. docs/CLUSTER.md tells more.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pyvelo.cli.exits import ERROR, INTERRUPTED, USAGE, as_options, code_of, explain, without_prefix
@@ -94,8 +96,19 @@ def _run(options: Any) -> None:
         sys.stdout.flush()
         _wait_for_signal()
         print_error(f"pyvelo: ending; requests in progress have {options.drain:g} s, or until a signal")
+        asyncio.run(_end(options.drain))
     finally:
-        serve.shutdown()
+        with suppress(RuntimeError):  # of the event loop that a second signal has closed
+            serve.shutdown()
+
+
+async def _end(seconds: float) -> None:
+    """Let the replicas refuse new requests, wait for the others for some seconds, and end the application."""
+    from ray import serve
+
+    with suppress(Exception):  # of Ray: a replica or the ingress has just ended
+        await serve.get_app_handle(NAME).drain.remote(seconds)
+    await serve.shutdown_async()
 
 
 def _wait_for_signal() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -97,13 +96,8 @@ class Serve:
         await running
 
 
-def uvicorn_config(app: Any, drain: float = 5.0) -> uvicorn.Config:
-    """Return the settings of the HTTP server: no log of its own, no websockets, no lifespan.
-
-    Args:
-        app: application of ASGI.
-        drain: seconds for answers in progress when the server ends.
-    """
+def uvicorn_config(app: Any) -> uvicorn.Config:
+    """Return the settings of the HTTP server: no log of its own, no websockets, no lifespan."""
     return uvicorn.Config(
         app,
         http=_protocol(),
@@ -114,7 +108,7 @@ def uvicorn_config(app: Any, drain: float = 5.0) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(drain),
+        timeout_graceful_shutdown=5,
         backlog=BACKLOG,
     )
 

@@ -341,7 +341,7 @@ def test_replicas_come_with_load_and_end_without(cluster: Cluster) -> None:
 
 def test_the_command_serves_until_a_signal() -> None:
     port = free_port()
-    command = [sys.executable, "-m", "pyvelo.cluster.ray", "--port", str(port), *SMALL]
+    command = [sys.executable, "-m", "pyvelo.cluster.ray", "--port", str(port), "--drain", "1", *SMALL]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     env.pop("RAY_ADDRESS", None)
     with subprocess.Popen(
@@ -355,7 +355,15 @@ def test_the_command_serves_until_a_signal() -> None:
             assert models[0]["id"] == "demo"
             foreign = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"host": "evil.example"})
             assert foreign.status_code == 403
-            process.send_signal(signal.SIGINT)
+            body = {"prompt": "Once", "max_tokens": 15_000, "n": 4, "ignore_eos": True, "stream": True}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            with httpx.stream("POST", url, json=body, timeout=WAIT) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGINT)
+                *_, error, _, done, _ = lines
+            assert '"code":"draining"' in error
+            assert done == "data: [DONE]"
             process.stdout.read()
             assert process.wait(WAIT) == 0
         finally:
