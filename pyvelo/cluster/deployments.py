@@ -87,7 +87,7 @@ class Replica:
         return await whole_answer(self._app, request, self._name)
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests; return when those in progress have ended, or cancel them after `seconds`."""
+        """Take no more requests; return when the others have ended, or cancel them after `seconds`."""
         await self._app.drain(seconds)
 
     async def record_routing_stats(self) -> dict[str, Any]:
