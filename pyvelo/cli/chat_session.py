@@ -119,16 +119,17 @@ def _purge(name: str, kv_store: str | None) -> int:
     """Remove the blocks of a conversation from a store; return how many records."""
     from pyvelo.kv_store import place_of
     from pyvelo.store.files import is_store
-    from pyvelo.store.opening import default_folder, open_store
+    from pyvelo.store.opening import open_store
     from pyvelo.store.record import owner_of
 
-    if kv_store is None and (default_store() is None or not is_store(default_folder())):
-        return 0
-    scheme, place = place_of(kv_store or default_folder())
-    if not scheme and not is_store(Path(place)):
+    where = kv_store or default_store()
+    scheme, place = place_of(where) if where is not None else ("", "")
+    if where is not None and (scheme or is_store(Path(place))):
+        with closing(open_store(where)) as store:
+            return store.purge(owner_of(session_salt(name).encode()))
+    if kv_store is not None:
         raise ConfigError(f"--kv-store {place}: there is no KV store")
-    with closing(open_store(kv_store or default_folder())) as store:
-        return store.purge(owner_of(session_salt(name).encode()))
+    return 0  # no chat has saved anything
 
 
 def sessions_folder() -> Path:

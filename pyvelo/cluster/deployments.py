@@ -154,9 +154,8 @@ class ListeningFront(Front):
         self, replicas: Any, options: Options
     ) -> None:
         super().__init__(replicas, options.config, options.settings)
-        listener = listen(
-            options.host, options.port, shared=True
-        )  # with others, and with the one it replaces
+        # other ingresses listen there, too, and so may the one that this one replaces
+        listener = listen(options.host, options.port, shared=True)
         self._server = HttpServer(uvicorn_config(self._app))
         self._running = asyncio.ensure_future(self._server.serve(listeners(listener)))
 

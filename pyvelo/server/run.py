@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,7 +151,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"host={host}: {reason}: give an address or a name of this machine") from None
     try:
-        if os.name == "posix":  # elsewhere another program could take the port
+        if sys.platform != "win32":  # there another program could take the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shared:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
