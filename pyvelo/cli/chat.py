@@ -94,6 +94,7 @@ class Chat:
     @conversation.setter
     def conversation(self, conversation: Conversation) -> None:
         self.conversations[self._here] = conversation
+        self.screen.status("")
 
     def say(self, text: str) -> None:
         """Answer a message."""
@@ -116,6 +117,7 @@ class Chat:
     def turn_to(self, number: int) -> None:
         """Go on in another conversation."""
         self._here = number
+        self.screen.status("")
 
     def _answer(self, before: list[Turn]) -> None:
         """Stream an answer to the last turn; after Ctrl-C the partial text stays.

@@ -194,7 +194,6 @@ def _fork(chat: Chat, number: str) -> None:
     """Go on in a copy of the conversation, or in another one; list them all."""
     if number:
         chat.turn_to(_number(number, len(chat.conversations), "/fork", "of a conversation") - 1)
-        chat.screen.status("")
     else:
         chat.fork()
     lines = [_line(index, each, chat) for index, each in enumerate(chat.conversations, 1)]
@@ -239,7 +238,6 @@ def _load(chat: Chat, name: str) -> None:
     except UnicodeDecodeError:
         raise ConfigError(f"{shown(name)} is not UTF-8 text") from None
     chat.conversation = Conversation.from_json(text)
-    chat.screen.status("")
     chat.screen.note(f"{count(len(chat.conversation.turns), 'turn')} from {name}")
 
 

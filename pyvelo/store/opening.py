@@ -129,7 +129,7 @@ def open_persistence(
 
 def _share_host_memory(n_bytes: int, store: GuardedStore, core: EngineCore, context: Context) -> None:
     """Give the store the host memory that preempted sequences have not used so far."""
-    if context.pins_swap:
+    if not n_bytes or context.pins_swap:
         return
     block_bytes = context.info.block_bytes
 
