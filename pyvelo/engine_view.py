@@ -69,8 +69,7 @@ class EngineView(NotCopied):
             engine = self._loaded
         except Exception:  # not loaded yet, or never
             return {"state": "not loaded"}
-        model = engine.model.info.description.replace(" ?B", "")  # upstream's name of an unknown size
-        facts = {"model": model, "context": f"{engine.n_ctx:,} tokens"}
+        facts = {"model": engine.model.info.description, "context": f"{engine.n_ctx:,} tokens"}
         if engine.parts is None:
             facts["cache"] = "no KV cache"
         else:

@@ -165,7 +165,7 @@ class Chat:
         if self._reasoning == "show":
             self.screen.show_reasoning(text)
         elif is_first and self._reasoning == "hide":
-            self.screen.note("thinking … (/reasoning shows it afterwards)")
+            self.screen.note("thinking ... (/reasoning shows it afterwards)")
 
     def _make_room(self) -> None:
         """Hide the oldest turns until the rest fits; if it never does, the request raises the error."""

@@ -70,6 +70,14 @@ _COMMANDS = {
 }
 """Commands of other programs, and the arguments of ours."""
 
+_RANGES = {
+    "greater than or equal to": "at least",
+    "greater than": "more than",
+    "less than or equal to": "at most",
+    "less than": "less than",
+}
+"""What a parser says of a number outside a range, and what we say."""
+
 _NAME = re.compile(rf"(?<![\w/.-])({'|'.join(_OPTIONS)})(?![\w/.-]*\w)(=?)")
 _FIRST = re.compile(rf"({'|'.join(_WORDS)})(?:=| (?=-?\d|nan|'|\w+=))")
 
@@ -107,6 +115,8 @@ def code_of(error: VeloError, message: str) -> int:
 def without_prefix(message: str) -> str:
     """Return a complaint of a parser with its option once, and without the name of the exception."""
     message = re.sub(r": Input should be .*, unable to parse string as (an? \w+)", r": give \1", message)
+    for theirs, ours in _RANGES.items():
+        message = message.replace(f": Input should be {theirs} ", f": give {ours} ")
     return re.sub(r"^Invalid value for '(--[\w-]+)'.*?: Value error, (?:\1 )?", r"\1 ", message)
 
 

@@ -62,7 +62,7 @@ def _model(summary: GgufSummary, model: Model) -> dict[str, Any]:
         "path": summary.path,
         "name": summary.metadata.get("general.name"),
         "architecture": summary.architecture,
-        "description": info.description.replace(" ?B", ""),  # upstream's name of an unknown size
+        "description": info.description,
         "parameters": summary.n_params,
         "weight_bytes": summary.tensor_bytes,
         "file_bytes": summary.file_bytes,

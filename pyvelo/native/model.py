@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -140,7 +140,9 @@ class Model(Handle):
 
         info = ffi.new("velo_model_info *")
         check(lib.velo_model_get_info(self.handle, info))
-        self.info: ModelInfo = from_c(ModelInfo, info)
+        found = from_c(ModelInfo, info)
+        # without upstream's name of an unknown size
+        self.info: ModelInfo = replace(found, description=found.description.replace(" ?B", ""))
         vocab = ffi.new("velo_vocab_info *")
         check(lib.velo_vocab_get_info(self.handle, vocab))
         self.vocab: VocabInfo = from_c(VocabInfo, vocab)

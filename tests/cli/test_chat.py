@@ -400,7 +400,7 @@ def test_reasoning_is_shown_apart_and_is_no_part_of_the_answer() -> None:
 def test_hidden_reasoning_is_noted_once() -> None:
     _, screen = ask("hide")
     assert screen.shown == "42|" * 2
-    assert screen.notes == ["thinking … (/reasoning shows it afterwards)"] * 2
+    assert screen.notes == ["thinking ... (/reasoning shows it afterwards)"] * 2
     _, screen = ask("off")
     assert (screen.shown, screen.notes) == ("42|" * 2, [])
 

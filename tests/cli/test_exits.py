@@ -53,6 +53,9 @@ def test_a_parser_names_an_option_once() -> None:
     for kind, meant in (("integer", "an integer"), ("number", "a number")):
         told = f"Invalid value for '--a': Input should be a valid {kind}, unable to parse string as {meant}"
         assert without_prefix(told) == f"Invalid value for '--a': give {meant}"
+    for theirs, ours in (("greater than or equal to 0", "at least 0"), ("less than 2", "less than 2")):
+        told = f"Invalid value for '--a': Input should be {theirs}"
+        assert without_prefix(told) == f"Invalid value for '--a': give {ours}"
     assert without_prefix("No such option: --bad") == "No such option: --bad"
 
 

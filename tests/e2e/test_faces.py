@@ -139,8 +139,8 @@ def test_the_user_decides_about_the_log(tiny_model_f32: Path) -> None:
 def test_the_repr_of_an_llm(tiny_model: Path) -> None:
     llm = LLM(tiny_model, n_ctx=512, kv_type=("q8_0", "f16"), kv_cache_bytes=1 << 20)
     blocks = f"{llm.stats().blocks_total:,} blocks of 32 tokens in q8_0 and f16"
-    assert "?B" in llm.info.description
-    description = llm.info.description.replace(" ?B", "")
+    description = llm.info.description
+    assert description == "llama Q8_0"
     assert repr(llm) == f"<LLM: {description}, 512 tokens, {blocks}>"
     html = llm._repr_html_()
     assert html.count("<tr>") == html.count("</tr>") == 3
