@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import pyvelo
 from native.cmake.cpu_flags import NAMES, compiled_flags, is_native
 from pyvelo.cpu import NEEDED, check_cpu, missing_flags
 from pyvelo.errors import LibraryError
+from tests.copies import copy_package, run_copy
 
-PACKAGE = Path(pyvelo.__file__).parent
 X86 = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 pni avx avx2 fma\nbugs\t\t: none\n\n" * 2
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd40\n"
 
@@ -58,17 +55,9 @@ def test_this_build_has_a_list_that_this_processor_meets() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/cpuinfo is Linux's")
 @pytest.mark.parametrize("command", [["-m", "pyvelo.cli", "run", "hi"], ["-c", "import pyvelo; pyvelo.LLM"]])
 def test_a_package_for_another_processor(tmp_path: Path, command: list[str]) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "pyvelo", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    libraries = tmp_path / "pyvelo" / "native" / "lib"
+    libraries = copy_package(tmp_path, "*.so") / "native" / "lib"
     (libraries / NEEDED.name).write_text("avx2\navx9\nasimd9\n")
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=os.environ | {"PYTHONPATH": os.fspath(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_copy(tmp_path, command)
     assert (done.returncode, done.stdout) == (1, "")
     last = done.stderr.splitlines()[-1]
     assert "built for another processor: this one lacks " in last

@@ -2,7 +2,7 @@
 # where the package cannot compare them with the processor.
 set(_names ${CMAKE_CURRENT_BINARY_DIR}/cpu-flags.txt)
 file(WRITE ${_names} "")
-install(FILES ${_names} COMPONENT pyvelo DESTINATION pyvelo/native/lib)
+install(FILES ${_names} COMPONENT pyvelo DESTINATION ${PYVELO_PACKAGE}/native/lib)
 
 function(velo_write_cpu_flags target names)
     get_target_property(_options ${target} COMPILE_OPTIONS)

@@ -41,14 +41,14 @@ foreach (_target IN LISTS _libraries)
 endforeach()
 if (TARGET _velo)
     set_target_properties(_velo PROPERTIES INSTALL_RPATH "${_origin}/lib")
-    install(TARGETS _velo COMPONENT pyvelo LIBRARY DESTINATION pyvelo/native)
+    install(TARGETS _velo COMPONENT pyvelo LIBRARY DESTINATION ${PYVELO_PACKAGE}/native)
 endif()
 if (TARGET ggml-cuda)
     velo_join_cuda()
 endif()
 
 install(TARGETS ${_libraries} COMPONENT pyvelo
-    LIBRARY DESTINATION pyvelo/native/lib RUNTIME DESTINATION pyvelo/native/lib)
+    LIBRARY DESTINATION ${PYVELO_PACKAGE}/native/lib RUNTIME DESTINATION ${PYVELO_PACKAGE}/native/lib)
 
 if (SKBUILD) # a wheel, whose metadata has a bill of materials
     execute_process(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyvelo.cli.terminal import visible
@@ -43,9 +43,11 @@ def shows(shown: bytes) -> bool:
 
 
 @given(st.text())
+@example("\r\n")
 def test_visible_text_has_no_controls_and_loses_nothing(text: str) -> None:
     shown = visible(text)
-    assert re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", shown) is None
+    lines = shown.replace("\r\n", "\n")
+    assert re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lines) is None
     assert visible(shown) == shown
     if "\\" not in text:
         back = re.sub(r"\\x(..)|\\u(....)", lambda m: chr(int(m[1] or m[2], 16)), shown)

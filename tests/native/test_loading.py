@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import pyvelo
 from pyvelo.errors import LibraryError, VeloError
 from pyvelo.native._ffi import why_not_loaded
-
-PACKAGE = Path(pyvelo.__file__).parent
+from tests.copies import copy_package, run_copy
 
 
 @pytest.mark.parametrize(
@@ -25,24 +19,13 @@ PACKAGE = Path(pyvelo.__file__).parent
     ],
 )
 def test_a_missing_library(tmp_path: Path, missing: str, said: str) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "pyvelo", ignore=shutil.ignore_patterns("__pycache__", "*lab*"))
-    (tmp_path / "pyvelo" / "native" / missing).unlink()
-    environment = os.environ | {"PYTHONPATH": os.fspath(tmp_path)}
-    command = [sys.executable, "-m", "pyvelo.cli", "run", "model.gguf", "-p", "x"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    (copy_package(tmp_path, "*lab*") / "native" / missing).unlink()
+    done = run_copy(tmp_path, ["-m", "pyvelo.cli", "run", "model.gguf", "-p", "x"])
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("pyvelo: the compiled part of pyvelo cannot be loaded (")
     assert said in done.stderr
     assert "install the package with pip" in done.stderr
-    code = "from pyvelo import LLM"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_copy(tmp_path, ["-c", "from pyvelo import LLM"])
     assert done.stderr.splitlines()[-1].startswith("pyvelo.errors.LibraryError: the compiled part")
     assert done.stderr.count("Traceback") == 1
 
