@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from string import punctuation
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,7 +50,8 @@ def make_markdown(text: str) -> RenderableType:
     _keep_lines(tokens)
     words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
     has_plus = any(token.type == "bullet_list_open" and token.markup == "+" for token in tokens)  # of a patch
-    if words - markup - Counter(_drawn_words(tokens)) or not _counts_up(tokens) or has_plus:
+    is_kept = _counts_up(tokens) and not _has_empty(tokens) and not has_plus
+    if words - markup - Counter(_drawn_words(tokens)) or not is_kept:
         return Text(text)
     drawn = _renderer()("")
     drawn.parsed = tokens
@@ -266,6 +268,14 @@ def _counts_up(tokens: Iterable[Any]) -> bool:
                 return False
             expected[-1] += 1
     return True
+
+
+def _has_empty(tokens: Sequence[Any]) -> bool:
+    """Return whether a list item or a quotation has no content, as in `1969.`: rich draws nothing of it."""
+    return any(
+        token.type in ("list_item_open", "blockquote_open") and after.nesting < 0
+        for token, after in pairwise(tokens)
+    )
 
 
 def _keep_lines(tokens: Iterable[Any]) -> None:

@@ -23,6 +23,8 @@ MOST_OPEN = 128
 """Requests without a whole answer, one more than which ends the connection: one read may bring thousands."""
 
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+END = b"\r\n\r\n"
+"""End of a head."""
 UPGRADE = b"\r\nupgrade:"
 _UPGRADE = re.compile(UPGRADE, re.IGNORECASE)
 READ_SECONDS = 60.0
@@ -190,15 +192,16 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
     A server may ignore the header, and this one speaks HTTP/1.1 alone. But the parser would end the request
     there, and take its body for another protocol. Java's client asks for HTTP/2 so.
     """
-    head, end, rest = data.partition(b"\r\n\r\n")
+    head, end, rest = data.partition(END)
     held = 0 if end else _begun(head)
     return _UPGRADE.sub(b"\r\nx-grade:", head[: len(head) - held]) + end + rest, head[len(head) - held :]
 
 
 def _begun(head: bytes) -> int:
-    """Return how many bytes at the end may begin a header Upgrade."""
+    """Return how many bytes at the end may begin a header Upgrade, or the end of the head."""
     last = head[-len(UPGRADE) + 1 :].lower()
-    return next((n for n in range(len(last), 0, -1) if UPGRADE.startswith(last[-n:])), 0)
+    begins = (n for n in range(len(last), 0, -1) if UPGRADE.startswith(last[-n:]) or END.startswith(last[-n:]))
+    return next(begins, 0)
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:

@@ -102,6 +102,8 @@ def streamed(text: str, size: int) -> list[str]:
 @given(ANSWERS, st.sampled_from([1, 3, 20]))
 @example("word " * 100 + "**bold " + "words " * 30 + "end** and " + "more " * 50, 3)
 @example("\n".join(f"- item {n} " + "word " * n for n in range(15)), 3)
+@example("2. \n snake_case C# a|b **bold** **a** **b** === :---: `a \n ~~~ **bold**", 3)
+@example("Answer:\n\n42.\n\nBecause 6*7", 1)
 @example("```python\n" + "".join(f"line_{n} = {n}\n" for n in range(40)) + "```\n", 3)
 @example("中文没有空格的文字" * 30, 3)
 @example("| " + "header " * 20 + "|\n|---|\n| 1 |\n", 3)

@@ -231,6 +231,18 @@ def test_another_protocol_is_offered_in_two_pieces(cut: int) -> None:
         assert found.endswith(b"\r\n\r\n9")
 
 
+def test_a_head_comes_in_any_pieces() -> None:
+    head = b"GET / HTTP/1.1\r\nHost: x\r\n" + CLOSE
+
+    async def ask() -> list[bytes]:
+        async with served() as port:
+            in_two = [read_all(port, head[:cut], head[cut:]) for cut in range(1, len(head))]
+            in_bytes = read_all(port, *(head[at : at + 1] for at in range(len(head))))
+            return await asyncio.gather(in_bytes, *in_two)
+
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in asyncio.run(ask()))
+
+
 @pytest.mark.parametrize("stray", [b"", b"\r\n", b"x"])
 def test_a_connection_ends_some_time_after_its_last_answer(stray: bytes) -> None:
     async def ask() -> bytes:
