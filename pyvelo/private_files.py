@@ -34,29 +34,25 @@ def replace_file(path: Path, data: bytes, partial: Path) -> None:
 class FileLock:
     """Lock of a file by this process. A process that is forked from it has no part in it."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._file = path, file
         _locks.add(self)
 
     @classmethod
     def take(cls, path: Path) -> FileLock | None:
         """Lock a file; None: another process has it. Raise OSError if it cannot be opened or locked."""
-        file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115
-        try:
-            if sys.platform == "win32":
-                import msvcrt
-
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            return None
-        return cls(file)
+        while True:
+            file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115
+            try:
+                _lock(file)
+            except OSError as error:
+                file.close()
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                return None
+            if sys.platform == "win32" or _is_at(file, path):
+                return cls(path, file)
+            file.close()  # it was removed meanwhile
 
     def release(self) -> None:
         """Let another process write. A child that has the file open, too, would keep the lock by that."""
@@ -66,9 +62,37 @@ class FileLock:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         self.forget()
 
+    def remove(self) -> None:
+        """Remove the file and release the lock, if it was not released."""
+        if self._file.closed:
+            return
+        if sys.platform == "win32":  # which removes no open file
+            self.release()
+        with suppress(OSError):
+            self._path.unlink()
+        self.release()
+
     def forget(self) -> None:
         """Close the file, in a process that does not have the lock."""
         self._file.close()
+
+
+def _lock(file: IO[bytes]) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()

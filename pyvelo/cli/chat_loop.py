@@ -55,7 +55,7 @@ def open_chat(
     from pyvelo.models.hub import locate
     from pyvelo.sampling import SamplingParams
 
-    if " " in model and not os.path.exists(model):
+    if " " in model and not model.lower().endswith(".gguf") and not os.path.exists(model):
         raise UsageError(f"{shown(model)} is read as MODEL: give it to pyvelo run, or as a line of the chat")
     SamplingParams(**sampling)  # raises errors before the model is loaded
     path = locate(model)

@@ -75,9 +75,13 @@ class ChatSession:
         self._kept = text
 
     def close(self) -> None:
-        """Let another process open it."""
-        if self._lock is not None:
+        """Let another process open it; nothing is left of one without a conversation."""
+        if self._lock is None:
+            return
+        if self.file.exists():
             self._lock.release()
+        else:
+            self._lock.remove()
 
 
 def session_salt(name: str) -> str:
@@ -107,7 +111,6 @@ def remove_session(name: str, kv_store: str | None, *, ask: bool, as_json: bool)
         file.unlink(missing_ok=True)
     finally:
         session.close()
-    file.with_suffix(".lock").unlink(missing_ok=True)
     if as_json:
         print_json({"session": name, "files": [str(file)], "kv_records": n_records})
     else:

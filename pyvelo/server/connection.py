@@ -200,8 +200,8 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
 def _begun(head: bytes) -> int:
     """Return how many bytes at the end may begin a header Upgrade, or the end of the head."""
     last = head[-len(UPGRADE) + 1 :].lower()
-    begins = (n for n in range(len(last), 0, -1) if UPGRADE.startswith(last[-n:]) or END.startswith(last[-n:]))
-    return next(begins, 0)
+    lengths = range(len(last), 0, -1)
+    return next((n for n in lengths if any(each.startswith(last[-n:]) for each in (UPGRADE, END))), 0)
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:

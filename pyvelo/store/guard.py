@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from pyvelo.errors import StoreError
-from pyvelo.store.base import BlockStore, RecordName, StoreStats
+from pyvelo.store.base import BlockStore, StoreStats
 from pyvelo.store.host import HostTier
 from pyvelo.store.record import Addressed, BadRecord, Codec
 
@@ -122,17 +122,23 @@ class GuardedStore:
         return self._late is not None and not self._late.future.done()
 
     def lookup(self, addresses: Sequence[Addressed], deadline: float | None = None) -> list[bool]:
-        """Return for each payload whether the store has it; `deadline`: seconds."""
-        names = [self._codec.name(address) for address in addresses]
-        in_host = list(map(self._host.has, names, addresses))
-        others = [name for name, there in zip(names, in_host, strict=True) if not there]
-        if not others:
-            return in_host
-        try:
-            found = iter(self._ask(self._reads, lambda store: store.lookup(others), deadline))
-        except StoreError:
-            return in_host
+        """Return for each payload whether the store or host memory has it; `deadline`: seconds."""
+        in_host = [self._host.has(self._codec.name(address), address) for address in addresses]
+        others = [address for address, there in zip(addresses, in_host, strict=True) if not there]
+        found = iter(self.lookup_stored(others, deadline))
         return [there or next(found) for there in in_host]
+
+    def lookup_stored(self, addresses: Sequence[Addressed], deadline: float | None = None) -> list[bool]:
+        """Return for each payload whether the store itself has it; `deadline`: seconds."""
+        names = [self._codec.name(address) for address in addresses]
+        try:
+            return self._ask(self._reads, lambda store: store.lookup(names), deadline) if names else []
+        except StoreError:
+            return [False] * len(names)
+
+    def n_purges(self, address: Addressed) -> int:
+        """Return how often the records of this owner were purged."""
+        return self._host.n_purges(self._codec.name(address))
 
     def load(self, address: Addressed, deadline: float | None = None) -> bytes | None:
         """Return a payload; None: the store does not have it. Delete a record that is not as it should be."""
@@ -143,7 +149,7 @@ class GuardedStore:
 
     def demand(self, address: Addressed, deadline: float | None = None) -> bytes | None:
         """Return a payload as `load` does; raise StoreError if the store is away."""
-        name = self._codec.name(address)
+        name, n_purges = self._codec.name(address), self.n_purges(address)
         if (payload := self._host.get(name, address)) is not None:
             self.counts.n_host += 1
             return payload
@@ -160,21 +166,33 @@ class GuardedStore:
                 self.delete(address)
             return None
         self.counts.n_loaded += 1
-        self._keep(address, name, payload)
+        self._keep(address, payload, n_purges)
         return payload
 
-    def save(self, address: Addressed, payload: bytes) -> None:
-        """Save a payload, or lose it."""
-        with suppress(StoreError):
-            self.insist(address, payload)
+    def save(self, address: Addressed, payload: bytes, n_purges: int | None = None) -> None:
+        """Save a payload, or lose it.
 
-    def insist(self, address: Addressed, payload: bytes) -> bool:
-        """Save a payload, and return whether the store has it; raise StoreError if it takes none now."""
+        n_purges: of the payload's owner, when it was decided to save it; it is lost after another purge.
+        """
+        with suppress(StoreError):
+            self.insist(address, payload, n_purges)
+
+    def insist(self, address: Addressed, payload: bytes, n_purges: int | None = None) -> bool:
+        """Save a payload as `save` does; return whether the store has it.
+
+        Raises:
+            StoreError: the store takes none now.
+        """
         name, keep = self._codec.name(address), address.is_kept
-        self._keep(address, name, payload)
+        before = self._host.n_purges(name) if n_purges is None else n_purges
+        self._keep(address, payload, before)
         self._check(self._writes)
         record = self._codec.pack(address, payload)
-        saved = self._ask(self._writes, lambda store: store.save(name, record, keep))
+
+        def call(store: BlockStore) -> bool:
+            return before == self._host.n_purges(name) and store.save(name, record, keep)
+
+        saved = self._ask(self._writes, call)
         self.counts.n_saved += saved
         return saved
 
@@ -219,10 +237,10 @@ class GuardedStore:
         self._calls.put(None)
         self._thread.join(self._deadline)
 
-    def _keep(self, address: Addressed, name: RecordName, payload: bytes) -> None:
+    def _keep(self, address: Addressed, payload: bytes, n_purges: int) -> None:
         """Keep a block in host memory; another process may change a record that is no block."""
         if not address.is_kept:
-            self._host.put(name, address, payload)
+            self._host.put(self._codec.name(address), address, payload, n_purges)
 
     # ---- calls ----
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ class HostTier:
         self._max_bytes = 0
         self._n_bytes = 0
         self._payloads: OrderedDict[bytes, _Payload] = OrderedDict()
+        self._n_purges: Counter[bytes | None] = Counter()  # by their owner; None: of all
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -49,11 +50,18 @@ class HostTier:
             self._payloads.move_to_end(name.key)
             return self._payloads[name.key].data
 
-    def put(self, name: RecordName, address: Addressed, data: bytes) -> None:
-        """Take the payload of a record, unless it is larger than all of the memory."""
+    def n_purges(self, name: RecordName) -> int:
+        """Return how often a record of this owner was purged."""
+        return self._n_purges[None] + self._n_purges[name.owner]
+
+    def put(self, name: RecordName, address: Addressed, data: bytes, n_purges: int) -> None:
+        """Take the payload of a record, unless it is larger than all of the memory.
+
+        n_purges: when the payload was found; after another purge it is not taken.
+        """
         with self._lock:
             self._discard(name.key)
-            if len(data) > self._max_bytes:
+            if len(data) > self._max_bytes or n_purges != self.n_purges(name):
                 return
             self._payloads[name.key] = _Payload(name.owner, address.head(), data)
             self._n_bytes += len(data)
@@ -80,6 +88,7 @@ class HostTier:
     def purge(self, owner: bytes | None) -> None:
         """Drop the payloads of an owner, or all."""
         with self._lock:
+            self._n_purges[owner] += 1
             for key in [key for key, each in self._payloads.items() if owner in (None, each.owner)]:
                 self._discard(key)
 

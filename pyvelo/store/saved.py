@@ -77,13 +77,14 @@ def save_session(
     """
     persistence = _in_use(engine)
     address, tokens = _address(persistence, name, sequence.salt), list(sequence.tokens)
+    n_purges = persistence.store.n_purges(address)
     persistence.save(sequence.fork(tokens, len(tokens)).hashes, len(tokens), PATIENCE)
     lora = "" if sequence.adapter is None else sequence.adapter.name
     record = json.dumps({"tokens": tokens, "lora": lora, "note": note}).encode()
-    if not persistence.store.insist(address, record):
+    if not persistence.store.insist(address, record, n_purges):
         raise StoreError(
-            f"the KV store {persistence.store.name} did not save the session: it is too small, or another "
-            f"process writes to it"
+            f"the KV store {persistence.store.name} did not save the session: it is too small, was purged "
+            f"meanwhile, or another process writes to it"
         )
 
 

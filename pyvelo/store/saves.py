@@ -117,7 +117,8 @@ class Saves:
         if end.parts is None:
             with self._link.loop.visit() as core:
                 end.parts = list(core.manager.published_parts(end.hashes, end.n_blocks))
-            found = self._link.store.lookup([self._link.address(end.hashes, part) for part in end.parts])
+            addresses = [self._link.address(end.hashes, part) for part in end.parts]
+            found = self._link.store.lookup_stored(addresses)
             end.missing = [part for part, stored in zip(end.parts, found, strict=True) if not stored]
         parts, end.missing = end.missing[:AT_ONCE], end.missing[AT_ONCE:]
         if parts:
@@ -137,7 +138,9 @@ class Saves:
             there = [part for part in parts if part in published]
             data = {part: self._link.context.read_blocks(published[part]) for part in there}
         for part, payload in data.items():
+            address = self._link.address(hashes, part)
+            n_purges = self._link.store.n_purges(address)  # before it is looked at
             if not end.forgotten:
-                self._link.store.save(self._link.address(hashes, part), payload.tobytes())
+                self._link.store.save(address, payload.tobytes(), n_purges)
         now = self._link.clock()
         self._not_before = now + (now - start) / SHARE  # saving shares the cores with steps

@@ -553,6 +553,11 @@ def test_options_that_are_refused(
     assert said in capsys.readouterr().err
 
 
+def test_a_file_whose_name_has_a_space_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["chat", "my models/x.gguf"]) == 1
+    assert "there is no model at my models/x.gguf" in capsys.readouterr().err
+
+
 def test_template_and_arguments_reach_the_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,6 +158,8 @@ def test_a_chat_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         assert execute(["rm", *wrong]) == 2
         assert "give a model as ORG/REPO:QUANT, or a chat as --session NAME" in capsys.readouterr().err
     assert session.file.exists()
+    assert execute(["rm", "--session", "none", "-y", "--kv-store", str(tmp_path / "none")]) == 2
+    assert {path.name for path in session.file.parent.iterdir()} == {"three.json", "three.lock"}
 
 
 def test_a_chat_is_removed_if_the_user_agrees(tmp_path: Path) -> None:

@@ -265,10 +265,10 @@ def test_close_ends_what_waits_for_the_store(tiny_model_f32: Path, tmp_path: Pat
     store = persistence_of(llm).store
     lookup = store.lookup
 
-    def slow(names: Any) -> list[bool]:
+    def slow(*given: Any) -> list[bool]:
         held.set()
         go_on.wait(10)
-        return lookup(names)
+        return lookup(*given)
 
     store.lookup = slow  # type: ignore[method-assign]
     errors: list[BaseException] = []

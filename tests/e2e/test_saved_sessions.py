@@ -11,6 +11,7 @@ import pytest
 
 from pyvelo import LLM, AsyncLLM, KVStore, SamplingParams
 from pyvelo.errors import ClosedError, ConfigError, RequestError, StoreError, UnsupportedError
+from pyvelo.store.files import FileStore
 
 from .conftest import MakeModel
 
@@ -62,6 +63,24 @@ def test_a_short_session_has_its_blocks(tiny_model_f32: Path, tmp_path: Path) ->
     with LLM(tiny_model_f32, kv_store=store, **SETTINGS) as llm, llm.load_session("short") as session:
         session.generate(GREEDY)
         assert llm.stats().loaded_tokens == 32
+
+
+def test_blocks_that_the_store_has_lost_are_saved_again(tiny_model_f32: Path, tmp_path: Path) -> None:
+    """Host memory has them, which no other process can read."""
+    store = KVStore(tmp_path, min_blocks=1)
+    with LLM(tiny_model_f32, kv_store=store, swap_bytes=1 << 26, **SETTINGS) as llm:
+        persistence = llm._engine.persistence
+        assert persistence is not None
+        llm.generate(PROMPT, GREEDY)
+        assert persistence.flush(60.0)
+        other = FileStore(tmp_path)
+        assert other.purge(None) > 0
+        other.close()
+        with llm.session(PROMPT) as session:
+            session.save("mine")
+    with LLM(tiny_model_f32, kv_store=store, **SETTINGS) as llm, llm.load_session("mine") as session:
+        session.generate(GREEDY)
+        assert llm.stats().loaded_tokens == 128
 
 
 def test_names_salts_and_models_are_apart(make_model: MakeModel, tmp_path: Path) -> None:

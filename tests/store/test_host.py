@@ -58,7 +58,7 @@ def test_operations_in_any_order(steps: list[tuple[str, RecordName, bytes, int]]
     for kind, name, head, size in steps:
         mine = [each for each in model if each[0] == name]
         if kind == "put":
-            tier.put(name, Head(head), bytes(size))
+            tier.put(name, Head(head), bytes(size), tier.n_purges(name))
             model = [each for each in model if each[0] != name]
             model += [(name, head, bytes(size))] if size <= room else []
             while sum(len(data) for *_, data in model) > room:
@@ -125,6 +125,33 @@ def test_saved_and_loaded_blocks_are_hits_while_the_store_is_away(store: Guarded
     store.save(third, payload_of(third))  # the store loses it
     assert store.load(third) == payload_of(third)
     other.close()
+
+
+def test_what_is_purged_does_not_return(shaky: Shaky) -> None:
+    one, two = address(), replace_hash(address(), b"2")
+
+    class Purging(Codec):
+        """A purge comes while a record is unpacked or packed."""
+
+        def unpack(self, address: Any, record: bytes) -> bytes:
+            store.purge(None)
+            return super().unpack(address, record)
+
+        def pack(self, address: Any, payload: bytes) -> bytes:
+            store.purge(None)
+            return super().pack(address, payload)
+
+    shaky.save(Codec().name(one), Codec().pack(one, payload_of(one)))
+    store = GuardedStore(lambda: shaky, "shaky", Purging())
+    store.limit_host(1 << 20)
+    assert store.load(one) == payload_of(one)
+    shaky.records.clear()
+    before = store.n_purges(two)
+    assert not store.insist(two, payload_of(two), before)
+    assert not store.insist(two, payload_of(two)), "the purge came after the call had begun"
+    assert store.lookup([one, two]) == [False, False]
+    assert not shaky.records
+    store.close()
 
 
 def test_what_is_deleted_or_purged_is_gone(store: GuardedStore, shaky: Shaky) -> None:
