@@ -12,8 +12,15 @@ from functools import partial
 from typing import Any
 
 from ray import serve
-from ray.exceptions import ObjectLostError, RayActorError, WorkerCrashedError
+from ray.exceptions import (
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RaySystemError,
+    WorkerCrashedError,
+)
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from pyvelo.cluster.forwarded import Forwarded, Message, answer_of
 from pyvelo.cluster.gather import Whole, whole_answer
@@ -41,8 +48,11 @@ LONGEST_PAUSE = 0.1
 PATIENCE = 10.0
 """Seconds for a request that all replicas answer."""
 ROUTER = "pyvelo.cluster.router:PrefixRouter"
-LOST = (RayActorError, WorkerCrashedError, ObjectLostError)
-"""Errors of a call whose replica has ended."""
+LOST = (
+    *(RayActorError, WorkerCrashedError, ObjectLostError, OutOfMemoryError, RaySystemError),
+    RayServeException,
+)
+"""Errors of a call whose replica has ended, or that reaches none."""
 
 _log = logging.getLogger("pyvelo")
 

@@ -131,9 +131,15 @@ class Ingress:
                 return
             except ReplicaLost as error:
                 _log.warning("request %s lost its replica: %s", exchange.id, error)
-                if begun:
-                    await _break_off(send, exchange.path, begun[0])
+            except Exception:
+                _log.exception("request %s failed", exchange.id)
+                if not begun:
+                    failed = HttpError(500, "the request failed: the server's log says why")
+                    await exchange.answer(exchange.error_body(failed), failed.status, failed.headers)
                     return
+            if begun:
+                await _break_off(send, exchange.path, begun[0])
+                return
             await asyncio.sleep(PAUSE * 2**attempt)
         lost = HttpError(
             503,

@@ -361,7 +361,9 @@ def test_a_cancelled_ingress_cancels_its_request() -> None:
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 
 
-def losing(n_lost: int, batches: list[list[Message]]) -> tuple[Ingress, list[Forwarded]]:
+def losing(
+    n_lost: int, batches: list[list[Message]], error: Exception | None = None
+) -> tuple[Ingress, list[Forwarded]]:
     """Return an ingress whose first `n_lost` replicas die after these messages; the next one answers."""
     seen: list[Forwarded] = []
 
@@ -372,7 +374,7 @@ def losing(n_lost: int, batches: list[list[Message]]) -> tuple[Ingress, list[For
             return
         for batch in batches:
             yield batch
-        raise ReplicaLost("killed")
+        raise error or ReplicaLost("killed")
 
     return Ingress(call, no_hashes, no_answers, 1 << 20), seen
 
@@ -415,6 +417,19 @@ def test_a_stream_that_has_begun_ends_with_an_error(path: str, kind: str, expect
         assert (status, len(seen)) == (200, 1)
         assert data.startswith(b"a piece\n\n" + expected)
         assert data.endswith(b"data: [DONE]\n\n") == (path == "/v1/completions")
+
+    run(test())
+
+
+def test_an_error_that_no_one_expects_is_an_answer() -> None:
+    async def test() -> None:
+        part = {"type": "http.response.body", "body": b"a piece\n\n", "more_body": True}
+        for batches in ([], [[START, part]]):
+            app, seen = losing(99, batches, RuntimeError("a defect"))
+            status, _, data = await Client(app, "/v1/completions", {}).answer()
+            assert (status, len(seen)) == (200 if batches else 500, 1)
+            assert b'"error"' in data
+            assert b"a defect" not in data
 
     run(test())
 
