@@ -2,7 +2,8 @@
 
     python examples/tree.py "The KV cache" --rounds 3 --width 3 --branches 4
 
-A fork shares all blocks of its session, so that a wide tree takes little more memory than its tips.
+A fork shares all whole blocks of its session, of 32 tokens each. So a wide tree behind a long prompt takes
+little more memory than its tips.
 """
 
 from __future__ import annotations

@@ -222,6 +222,10 @@ def chat(
     options = chat_options(chat_template, template_arg, reasoning)
     if session is not None:
         kv_store = kv_store or default_store()
+        if kv_store is None:
+            print_error(
+                'pyvelo: without the extra store the KV of this chat is not kept: pip install "pyvelo[store]"'
+            )
     settings = ChatSettings(parse_system(system), options, reasoning, not no_status, not no_history, session)
     sampling, engine = _settings(locals())
     sampling = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}

@@ -24,10 +24,12 @@ __all__ = ["Finding", "examine", "findings"]
 State = Literal["ok", "note", "problem"]
 
 EXTRAS = {
+    "events": ("zmq", "KV events for routers"),
     "grammar": ("llguidance", "grammars, JSON schemas and regular expressions"),
     "hub": ("huggingface_hub", "models by name"),
     "report": ("matplotlib", "pictures"),
     "serve": ("uvicorn", "pyvelo serve"),
+    "store": ("xxhash", "KV that outlives the process"),
 }
 """A module of each extra, and what needs it. The command line itself has `cli`."""
 

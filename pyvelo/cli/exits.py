@@ -38,7 +38,10 @@ BROKEN_PIPE = 141  # and for SIGPIPE
 _OPTIONS = {
     **{name: name for name in ("max_tokens", "top_k", "top_p", "min_p", "repetition_penalty", "block_size")},
     **{name: name for name in ("ignore_eos", "kv_type", "kv_cache_bytes", "swap_bytes", "n_gpu_layers")},
-    **{name: name for name in ("attention_precision", "max_batch_tokens", "max_num_seqs", "kv_events")},
+    **{
+        name: name
+        for name in ("attention_precision", "max_batch_tokens", "max_num_seqs", "kv_events", "kv_store")
+    },
     **{"api_key_file": "api_key_file", "n_ctx": "ctx", "n_threads": "threads", "max_seqs": "max_num_seqs"},
 }
 """Options by the names of Python arguments, wherever an error has them."""
@@ -61,7 +64,7 @@ _COMMANDS = {
     "version": "--version",
     "completion": "--install-completion",
     **dict.fromkeys(("show", "inspect"), "info"),
-    **dict.fromkeys(("ls", "ps", "cache"), "list"),
+    **dict.fromkeys(("ls", "cache"), "list"),
     **dict.fromkeys(("delete", "remove"), "rm"),
     **dict.fromkeys(("download", "get"), "pull"),
     **dict.fromkeys(("generate", "complete", "ask", "prompt"), "run"),
@@ -69,6 +72,12 @@ _COMMANDS = {
     "search": "models",
 }
 """Commands of other programs, and the arguments of ours."""
+
+_NO_COMMANDS = {
+    "ps": "a server lists its models at GET /v1/models, and pyvelo list the files",
+    "stop": "Ctrl-C or SIGTERM ends a server",
+}
+"""Commands of other programs that have none here, and what does their work."""
 
 _RANGES = {
     "greater than or equal to": "at least",
@@ -128,6 +137,8 @@ def hint_of(error: object, message: str, arguments: Sequence[str]) -> str:
     unknown = re.match(r"No such command '([\w-]+)'", message)
     if unknown and (meant_command := _COMMANDS.get(unknown[1])):
         return f"{unknown[1]} is pyvelo {meant_command} here"
+    if unknown and unknown[1] in _NO_COMMANDS:
+        return f"there is no pyvelo {unknown[1]}: {_NO_COMMANDS[unknown[1]]}"
     wrong = re.match(r"No such option: (--?[\w-]+)", message)
     if cluster := next((each for each in arguments if each in _CLUSTERS), None):
         name = cluster
@@ -136,6 +147,8 @@ def hint_of(error: object, message: str, arguments: Sequence[str]) -> str:
     else:
         name = wrong[1]
     context = getattr(error, "ctx", None)
+    if name in ("-m", "--model") and context is not None:
+        return f"{name} is no option: give the model first, as in pyvelo {context.info_name} MODEL"
     known = {flag for each in context.command.params for flag in each.opts} if context is not None else set()
     meant = [flag for flag in _flags_for(name) if flag in known]
     return f"{name} is {meant[0]} here" if meant else message

@@ -32,11 +32,15 @@ from ..errors import (
 )
 
 
-def why_not_loaded(error: ImportError) -> str:
-    """Return a message for an error of the loader."""
+def why_not_loaded(error: ImportError, root: Path = Path(__file__).parents[2]) -> str:
+    """Return a message for an error of the loader; `root`: where the package lies."""
     said = one_line(str(error))
     if "libcu" in said:  # cuBLAS, CUDA's runtime
         remedy = "install NVIDIA's CUDA toolkit, or `pip install nvidia-cublas` of the CUDA it was built with"
+    elif (root / "native" / "CMakeLists.txt").exists():
+        remedy = (
+            "Python imports the checkout here: run it from another folder, or install with pip install -e"
+        )
     else:
         remedy = "install the package with pip, or build it in place as CONTRIBUTING.md says"
     return f"the compiled part of pyvelo cannot be loaded ({said}): {remedy}"

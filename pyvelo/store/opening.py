@@ -51,7 +51,8 @@ def open_store(given: KVStore | str | os.PathLike[str]) -> GuardedStore:
         try:
             make_folder(Path(place))
         except (StoreError, OSError) as error:
-            raise ConfigError(f"kv_store={place!r}: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"kv_store={place!r}: {why}") from error
         folder = partial(FileStore, Path(place), max_bytes=settings.max_bytes, ttl=ttl)
         return GuardedStore(folder, place, codec)
     from pyvelo.store.valkey import ValkeyStore

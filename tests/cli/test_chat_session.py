@@ -208,3 +208,17 @@ def test_a_fork_says_which_conversation_is_kept(tmp_path: Path, monkeypatch: pyt
     assert sum("keeps the conversation that you are in" in note for note in screen.notes) == 1
     assert [turn.user for turn in session.load(None).turns] == ["one"]
     session.close()
+
+
+def test_a_chat_without_a_store_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr("pyvelo.cli.chat_session.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("pyvelo.cli.chat_loop.open_chat", lambda *given: opened.append(given) or 0)
+    assert execute(["chat", "--session", "x"]) == 0
+    assert 'pip install "pyvelo[store]"' in capsys.readouterr().err
+    assert execute(["chat", "--session", "x", "--kv-store", str(tmp_path)]) == 0
+    assert execute(["chat"]) == 0
+    assert not capsys.readouterr().err
+    assert len(opened) == 3

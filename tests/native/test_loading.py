@@ -30,6 +30,14 @@ def test_a_missing_library(tmp_path: Path, missing: str, said: str) -> None:
     assert done.stderr.count("Traceback") == 1
 
 
+def test_a_checkout_that_hides_the_installed_package(tmp_path: Path) -> None:
+    error = ImportError("No module named 'pyvelo.native._velo'")
+    assert "install the package with pip, or" in why_not_loaded(error, tmp_path)
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "CMakeLists.txt").touch()
+    assert why_not_loaded(error, tmp_path).endswith("from another folder, or install with pip install -e")
+
+
 def test_a_missing_library_of_nvidia_has_another_remedy() -> None:
     said = "libcublas.so.13: cannot open shared object file: No such file or directory"
     assert why_not_loaded(ImportError(said)) == (
