@@ -1,8 +1,9 @@
 """Store in a folder: a file for each record, and an index in SQLite.
 
-A record is written to a temporary file and renamed, then indexed. A process that dies between the two leaves
-a file that the next writer removes; it removes nothing that has not the name of a record. One process writes
-to a folder at a time; others read from it, and their `save` does nothing.
+A record is written to a temporary file and renamed, then indexed. An earlier one of its name is there until
+then. A process that dies between the two leaves a file that the next writer removes, or whose size it
+corrects; it removes nothing that has not the name of a record. One process writes to a folder at a time; others
+read from it, and their `save` does nothing.
 """
 
 from __future__ import annotations
@@ -96,14 +97,14 @@ class FileStore:
     def save(self, name: RecordName, record: bytes, keep: bool = False) -> bool:
         if not self._may_write() or (self._max_bytes is not None and len(record) > self._max_bytes):
             return False
-        self.delete(name)
-        self._evict(len(record))
+        more = len(record) - self._size(name.key)
+        self._evict(more, name.key)
         path = self._path(name.key)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, record, path.with_suffix(f".{os.getpid()}"))
         row = name.key, name.owner, len(record), math.inf if keep else self._clock()
-        self._change("INSERT INTO records VALUES (?, ?, ?, ?)", [row])
-        self._n_bytes += len(record)
+        self._change("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", [row])
+        self._n_bytes += more
         return True
 
     def delete(self, name: RecordName) -> None:
@@ -189,24 +190,26 @@ class FileStore:
         for key, *_ in keys:
             with suppress(FileNotFoundError):
                 self._path(key).unlink()
-        sizes = [
-            size
-            for (key, *_) in keys
-            for (size,) in self._rows("SELECT bytes FROM records WHERE key = ?", key)
-        ]
+        n_bytes = sum(self._size(key) for (key, *_) in keys)
         self._change("DELETE FROM records WHERE key = ?", [(key,) for (key, *_) in keys])
-        self._n_bytes -= sum(map(int, sizes))
+        self._n_bytes -= n_bytes
 
-    def _evict(self, n_bytes: int) -> None:
-        """Remove expired records, and the least recently used ones until `n_bytes` more fit."""
+    def _size(self, key: bytes) -> int:
+        """Return the bytes of a record, 0 if there is none."""
+        return sum(int(size) for (size,) in self._rows("SELECT bytes FROM records WHERE key = ?", key))
+
+    def _evict(self, n_bytes: int, kept: bytes) -> None:
+        """Remove expired records but `kept`, and the least recently used ones until `n_bytes` more fit."""
         if self._ttl is not None:
-            self._remove(list(self._rows("SELECT key FROM records WHERE used < ?", self._oldest())))
+            old = "SELECT key FROM records WHERE used < ? AND key != ?"
+            self._remove(list(self._rows(old, self._oldest(), kept)))
         if self._max_bytes is None:
             return
         if self._n_bytes + n_bytes > self._max_bytes and self._version() != self._counted:
             self._count()  # another process has changed the index
         while self._n_bytes + n_bytes > self._max_bytes:
-            rows = list(self._rows("SELECT key, bytes FROM records ORDER BY used LIMIT ?", EVICTED))
+            by_use = "SELECT key, bytes FROM records WHERE key != ? ORDER BY used LIMIT ?"
+            rows = list(self._rows(by_use, kept, EVICTED))
             if not rows:
                 break
             freed, n = 0, 0
@@ -244,19 +247,21 @@ class FileStore:
 
     def _tidy(self) -> None:
         """Remove what a writer that died has left, and count the bytes."""
-        indexed = {key for (key,) in self._rows("SELECT key FROM records")}
-        there = set()
+        indexed = dict(self._rows("SELECT key, bytes FROM records"))
+        there = dict[bytes, int]()
         for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
             match = _FILE.fullmatch(path.name)
             if match is None or match[1][:2] != path.parent.name:
                 continue
             key = bytes.fromhex(match[1])
             if match[2] == "kv" and key in indexed:
-                there.add(key)
+                there[key] = path.stat().st_size
             else:
                 with suppress(OSError):
                     path.unlink()
-        self._change("DELETE FROM records WHERE key = ?", [(key,) for key in indexed - there])
+        self._change("DELETE FROM records WHERE key = ?", [(key,) for key in indexed.keys() - there])
+        sizes = [(size, key) for key, size in there.items() if size != indexed[key]]
+        self._change("UPDATE records SET bytes = ? WHERE key = ?", sizes)
         self._count()
 
     def _count(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pyvelo.errors import StoreError
-from pyvelo.store.base import RecordName
+from pyvelo.store.base import RecordName, StoreStats
 from pyvelo.store.files import FileStore
 
 OWNER = bytes(16)
@@ -70,6 +70,41 @@ def test_the_least_recently_used_records_are_evicted(files: Files, tmp_path: Pat
     assert store.stats().n_records == 8
     store.save(name(10), bytes(100))  # replaced
     assert store.stats().n_bytes == 800
+
+
+def test_an_earlier_record_is_there_until_the_new_one_is(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, reader = (files(tmp_path, max_bytes=1000) for _ in range(2))
+    assert store.save(name(1), bytes(700), keep=True)
+    assert store.save(name(2), bytes(200))
+    seen: list[bytes | None] = []
+
+    def full(*given: Any) -> None:
+        seen.append(reader.load(name(1)))
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyvelo.store.files.replace_file", full)
+        with pytest.raises(OSError, match="no space"):
+            store.save(name(1), bytes(950), keep=True)
+    assert seen == [bytes(700)]
+    assert store.load(name(1)) == bytes(700)
+    assert store.save(name(1), bytes(950), keep=True), "the other one makes room"
+    assert store.load(name(1)) == reader.load(name(1)) == bytes(950)
+    assert store.stats() == StoreStats(1, 950)
+    assert store.save(name(1), bytes(1000), keep=True)
+    assert not store.lookup([name(2)])[0]
+    assert [path.stat().st_size for path in files_in(tmp_path)] == [1000]
+
+
+def test_a_size_that_a_killed_writer_did_not_note(files: Files, tmp_path: Path) -> None:
+    store = files(tmp_path)
+    store.save(name(1), bytes(100))
+    store.close()
+    (file,) = files_in(tmp_path)
+    file.write_bytes(bytes(300))
+    assert files(tmp_path).stats() == StoreStats(1, 300)
 
 
 def test_the_limit_holds_after_any_operations(files: Files, tmp_path: Path) -> None:
@@ -332,7 +367,7 @@ def test_a_folder_that_cannot_be_used(files: Files, tmp_path: Path) -> None:
 WRITER = """
 import random, sys
 from pathlib import Path
-from pyvelo.store.base import RecordName
+from pyvelo.store.base import RecordName, StoreStats
 from pyvelo.store.files import FileStore
 store = FileStore(Path(sys.argv[1]), max_bytes=40_000)
 rng = random.Random(int(sys.argv[2]))
