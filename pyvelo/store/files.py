@@ -2,7 +2,7 @@
 
 A record is written to a temporary file and renamed, then indexed. An earlier one of its name is there until
 then. A process that dies between the two leaves a file that the next writer removes, or whose size it
-corrects; it removes nothing that has not the name of a record. One process writes to a folder at a time; others
+corrects. It removes nothing that has not the name of a record. One process writes to a folder; others
 read from it, and their `save` does nothing.
 """
 
