@@ -286,7 +286,7 @@ class LLM(EngineView):
 
     @checked()
     def purge_kv_store(self, cache_salt: str | None = None) -> int:
-        """Delete what the KV store has of a salt, or all; a salt "OWNER:..." goes with "OWNER"."""
+        """Delete what the KV store has of a salt's owner, the part before its first colon, or all."""
         return purge(self._engine, cache_salt)
 
     def abort(self, request_id: str | Iterable[str]) -> None:
