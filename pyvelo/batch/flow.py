@@ -52,7 +52,7 @@ class Room:
 
 
 class Writer:
-    """Results on their way to the output.
+    """Results on their way to the output. After a write that failed nothing more is written.
 
     Args:
         ordered: write them in the order of their numbers.
@@ -70,6 +70,7 @@ class Writer:
         self._next = 0
         self._lines: list[bytes] = []
         self._size = 0
+        self._is_broken = False
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, number: int, line: bytes) -> None:
@@ -91,11 +92,15 @@ class Writer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._lines:
+        if self._lines and not self._is_broken:
             size, lines = self._size, b"".join(self._lines)
             self._lines.clear()
             self._size = 0
-            self._output.append(lines)
+            try:
+                self._output.append(lines)
+            except OSError:
+                self._is_broken = True
+                raise
             self._room.written(size)
 
     def _push(self, line: bytes) -> None:

@@ -1,6 +1,6 @@
 """Store in a folder: a file for each record, and an index in SQLite.
 
-A record is written to a temporary file and renamed, then indexed. An earlier one of its name is there until
+A record is written to a temporary file and renamed, then indexed. An earlier one of its name stays until
 then. A process that dies between the two leaves a file that the next writer removes, or whose size it
 corrects. It removes nothing that has not the name of a record. One process writes to a folder; others
 read from it, and their `save` does nothing.

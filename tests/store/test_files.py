@@ -72,7 +72,7 @@ def test_the_least_recently_used_records_are_evicted(files: Files, tmp_path: Pat
     assert store.stats().n_bytes == 800
 
 
-def test_an_earlier_record_is_there_until_the_new_one_is(
+def test_an_earlier_record_stays_until_the_new_one_is_written(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, reader = (files(tmp_path, max_bytes=1000) for _ in range(2))
