@@ -38,11 +38,9 @@ BROKEN_PIPE = 141  # and for SIGPIPE
 _OPTIONS = {
     **{name: name for name in ("max_tokens", "top_k", "top_p", "min_p", "repetition_penalty", "block_size")},
     **{name: name for name in ("ignore_eos", "kv_type", "kv_cache_bytes", "swap_bytes", "n_gpu_layers")},
-    **{
-        name: name
-        for name in ("attention_precision", "max_batch_tokens", "max_num_seqs", "kv_events", "kv_store")
-    },
-    **{"api_key_file": "api_key_file", "n_ctx": "ctx", "n_threads": "threads", "max_seqs": "max_num_seqs"},
+    **{name: name for name in ("attention_precision", "max_batch_tokens", "max_num_seqs", "kv_events")},
+    **{name: name for name in ("kv_store", "api_key_file")},
+    **{"n_ctx": "ctx", "n_threads": "threads", "max_seqs": "max_num_seqs"},
 }
 """Options by the names of Python arguments, wherever an error has them."""
 
