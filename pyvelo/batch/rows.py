@@ -188,7 +188,7 @@ def duplicate(row: Row, first: int) -> Row:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error):  # of msgspec before 0.23, and since
         return "it is not UTF-8 text"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"

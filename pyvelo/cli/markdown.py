@@ -47,10 +47,11 @@ def make_markdown(text: str) -> RenderableType:
     from rich.text import Text
 
     tokens = parse(text)
+    is_bare = _fill(tokens) and "\n" not in text.strip()  # a mark of a list alone, as in `1969.`
     _keep_lines(tokens)
     words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
     has_plus = any(token.type == "bullet_list_open" and token.markup == "+" for token in tokens)  # of a patch
-    is_kept = _counts_up(tokens) and not _has_empty(tokens) and not has_plus
+    is_kept = _counts_up(tokens) and not is_bare and not has_plus
     if words - markup - Counter(_drawn_words(tokens)) or not is_kept:
         return Text(text)
     drawn = _renderer()("")
@@ -270,12 +271,21 @@ def _counts_up(tokens: Iterable[Any]) -> bool:
     return True
 
 
-def _has_empty(tokens: Sequence[Any]) -> bool:
-    """Return whether a list item or a quotation has no content, as in `1969.`: rich draws nothing of it."""
-    return any(
-        token.type in ("list_item_open", "blockquote_open") and after.nesting < 0
-        for token, after in pairwise(tokens)
-    )
+def _fill(tokens: list[Any]) -> bool:
+    """Put an empty paragraph into list items and quotations without content, of which rich draws nothing.
+
+    Return whether there are such ones.
+    """
+    from markdown_it.token import Token
+
+    kinds = ("list_item_open", "blockquote_open")
+    empty = [
+        n for n, (each, after) in enumerate(pairwise(tokens), 1) if each.type in kinds and after.nesting < 0
+    ]
+    for at in reversed(empty):
+        inline = Token("inline", "", 0, children=[])
+        tokens[at:at] = [Token("paragraph_open", "p", 1), inline, Token("paragraph_close", "p", -1)]
+    return bool(empty)
 
 
 def _keep_lines(tokens: Iterable[Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["PlainScreen", "RichScreen", "Screen", "best_screen", "fitting", "history_file", "state_folder"]
 
 PROMPT = "> "
-_BARE_MARK = re.compile(r"\n[ \t]*(?:[-*+>]|\d{1,9}[.)])[ \t]*\Z")  # of a list item that has just begun
 
 
 class Screen(Protocol):
@@ -214,8 +212,7 @@ class RichScreen:
 
     def _growing(self) -> RenderableType:
         """Return what may fit on the screen of the block that may still change: its end."""
-        shown = _BARE_MARK.sub("", self._text)
-        return self._drawn(last_lines(shown, self._console.size.height))
+        return self._drawn(last_lines(self._text, self._console.size.height))
 
     def _drawn(self, text: str) -> RenderableType:
         """Return an answer as markdown; reasoning as dimmed text, of which nothing is meant as markup."""

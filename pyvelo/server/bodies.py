@@ -43,7 +43,7 @@ def _reason(body: bytes, error: Exception) -> str:
     """Return what is wrong with a body that cannot be decoded."""
     if not body.strip():
         return "it is empty"
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error):  # of msgspec before 0.23, and since
         return "it is not UTF-8 text"
     if body.startswith(b"\xef\xbb\xbf"):
         return "it begins with a byte order mark: leave that out"

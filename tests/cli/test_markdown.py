@@ -42,8 +42,11 @@ def drawn(text: str, width: int = 400) -> str:
         ("> " * 60 + "deep", "deep"),
         ("- " * 60 + "deep", "deep"),
         ("2024. Was a year", "2024"),
-        *((text, text) for text in ("1969.", "42)", "1.", "-", ">", "1.\n2.\n3.")),
-        ("1. one\n2.\n3. three", "\n2.\n"),
+        *((text, text) for text in ("1969.", "42)", "1.", "-", ">")),
+        ("1.\n2.\n3.", " 1\n 2\n 3\n"),
+        ("1. one\n2.\n3. three", " 1 one\n 2\n 3 three\n"),
+        ("- a\n-\n- 1.\n- b", "\n •\n • 1"),
+        (">\n> a", "▌ a"),
         *((text, text) for text in ("2*3*4 = 24", "f(x) = 3*x + 2*y*z", "2**3**2 and x**2 - y**2")),
         *(
             (text, text)

@@ -115,6 +115,7 @@ def test_pieces_leave_the_rows_of_the_whole(text: str, size: int) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(WITH_NUMBERS, st.sampled_from([1, 3, 20]))
+@example("- a **b** c\n" * 12 + "- 1.\n- a", 1)
 def test_every_character_is_shown_once(text: str, size: int) -> None:
     """The margin of a list's numbers follows from how many there are, so its rows may differ."""
     shown, whole = ("".join(rows).replace(" ", "") for rows in (streamed(text, size), at_once(text)))
