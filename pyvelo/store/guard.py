@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from pyvelo.errors import StoreError
-from pyvelo.store.base import BlockStore, StoreStats
+from pyvelo.store.base import BlockStore, RecordName, StoreStats
 from pyvelo.store.host import HostTier
 from pyvelo.store.record import Addressed, BadRecord, Codec
 
@@ -123,18 +123,15 @@ class GuardedStore:
 
     def lookup(self, addresses: Sequence[Addressed], deadline: float | None = None) -> list[bool]:
         """Return for each payload whether the store or host memory has it; `deadline`: seconds."""
-        in_host = [self._host.has(self._codec.name(address), address) for address in addresses]
-        others = [address for address, there in zip(addresses, in_host, strict=True) if not there]
-        found = iter(self.lookup_stored(others, deadline))
+        names = [self._codec.name(address) for address in addresses]
+        in_host = list(map(self._host.has, names, addresses))
+        others = [name for name, there in zip(names, in_host, strict=True) if not there]
+        found = iter(self._stored(others, deadline))
         return [there or next(found) for there in in_host]
 
-    def lookup_stored(self, addresses: Sequence[Addressed], deadline: float | None = None) -> list[bool]:
-        """Return for each payload whether the store itself has it; `deadline`: seconds."""
-        names = [self._codec.name(address) for address in addresses]
-        try:
-            return self._ask(self._reads, lambda store: store.lookup(names), deadline) if names else []
-        except StoreError:
-            return [False] * len(names)
+    def lookup_stored(self, addresses: Sequence[Addressed]) -> list[bool]:
+        """Return for each payload whether the store itself has it."""
+        return self._stored([self._codec.name(address) for address in addresses])
 
     def n_purges(self, address: Addressed) -> int:
         """Return how often the records of this owner were purged."""
@@ -149,7 +146,8 @@ class GuardedStore:
 
     def demand(self, address: Addressed, deadline: float | None = None) -> bytes | None:
         """Return a payload as `load` does; raise StoreError if the store is away."""
-        name, n_purges = self._codec.name(address), self.n_purges(address)
+        name = self._codec.name(address)
+        n_purges = self._host.n_purges(name)
         if (payload := self._host.get(name, address)) is not None:
             self.counts.n_host += 1
             return payload
@@ -166,7 +164,7 @@ class GuardedStore:
                 self.delete(address)
             return None
         self.counts.n_loaded += 1
-        self._keep(address, payload, n_purges)
+        self._keep(address, name, payload, n_purges)
         return payload
 
     def save(self, address: Addressed, payload: bytes, n_purges: int | None = None) -> None:
@@ -185,7 +183,7 @@ class GuardedStore:
         """
         name, keep = self._codec.name(address), address.is_kept
         before = self._host.n_purges(name) if n_purges is None else n_purges
-        self._keep(address, payload, before)
+        self._keep(address, name, payload, before)
         self._check(self._writes)
         record = self._codec.pack(address, payload)
 
@@ -237,10 +235,16 @@ class GuardedStore:
         self._calls.put(None)
         self._thread.join(self._deadline)
 
-    def _keep(self, address: Addressed, payload: bytes, n_purges: int) -> None:
+    def _stored(self, names: Sequence[RecordName], deadline: float | None = None) -> list[bool]:
+        try:
+            return self._ask(self._reads, lambda store: store.lookup(names), deadline) if names else []
+        except StoreError:
+            return [False] * len(names)
+
+    def _keep(self, address: Addressed, name: RecordName, payload: bytes, n_purges: int) -> None:
         """Keep a block in host memory; another process may change a record that is no block."""
         if not address.is_kept:
-            self._host.put(self._codec.name(address), address, payload, n_purges)
+            self._host.put(name, address, payload, n_purges)
 
     # ---- calls ----
 
