@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 
 from pyvelo.server.errors import HttpError
 from pyvelo.server.routes import Router
-from pyvelo.server.wording import in_words
+from pyvelo.server.wording import in_words, is_no_utf8
 
 __all__ = [
     "HEAD",
@@ -188,7 +188,7 @@ def duplicate(row: Row, first: int) -> Row:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error):  # of msgspec before 0.23, and since
+    if is_no_utf8(error):
         return "it is not UTF-8 text"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pyvelo.server.errors import HttpError
+from pyvelo.server.wording import is_no_utf8
 
 __all__ = ["MAX_DEPTH", "MAX_PARTS", "MAX_VALUES", "parse_json"]
 
@@ -43,7 +44,7 @@ def _reason(body: bytes, error: Exception) -> str:
     """Return what is wrong with a body that cannot be decoded."""
     if not body.strip():
         return "it is empty"
-    if isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error):  # of msgspec before 0.23, and since
+    if is_no_utf8(error):
         return "it is not UTF-8 text"
     if body.startswith(b"\xef\xbb\xbf"):
         return "it begins with a byte order mark: leave that out"

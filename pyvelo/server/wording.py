@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["in_words"]
+__all__ = ["in_words", "is_no_utf8"]
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
@@ -23,6 +23,11 @@ _KINDS = {
 }
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _UNITS = {"str": "character", "array": "item", "object": "entry"}
+
+
+def is_no_utf8(error: Exception) -> bool:
+    """Return whether JSON is no UTF-8: msgspec says so by an error of its own since 0.23."""
+    return isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error)
 
 
 def in_words(error: Exception) -> tuple[str, str | None]:
