@@ -24,8 +24,10 @@ from pyvelo.cli.exits import (
     as_options,
     code_of,
     drop_unwritten,
+    exits_for_signals,
     explain,
     hint_of,
+    interrupted,
     parse_option,
     silence_stdout,
     without_prefix,
@@ -50,13 +52,14 @@ app = typer.Typer(
 def execute(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns: 0, 1 for an error, 2 for wrong usage, 130 for Ctrl-C, 141 if the reader of a pipe has gone.
+    Returns: 0, 1 for an error, 2 for wrong usage, 130 for Ctrl-C, 141 if the reader of a pipe has gone,
+        129 and 143 for SIGHUP and SIGTERM.
     """
     warnings.showwarning = _show_warning
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with library_log(), whole_words():
+        with exits_for_signals(), library_log(), whole_words():
             code = app(args=arguments or ["--help"], prog_name="pyvelo", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
@@ -75,6 +78,8 @@ def execute(argv: Sequence[str] | None = None) -> int:
         drop_unwritten()
         return _fail(explain(error), ERROR)
     except Exception as error:
+        if (code := interrupted(error)) is not None:
+            return code
         # typer's own complaints; which class they have depends on its version
         describe = getattr(error, "format_message", None)
         if describe is None and sys.stderr.isatty():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ EXTRAS = {
 }
 """A module of each extra, and what needs it. The command line itself has `cli`."""
 
+OTHER_STATE_FOLDER = "see to that folder, or set XDG_STATE_HOME to another one"
 SCARCE = 1 << 30  # bytes of free memory
 FASTER = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 """Instruction sets that kernels use, by Linux's names."""
@@ -170,23 +172,37 @@ def _cache() -> Finding:
 def _history() -> Finding:
     from pyvelo.cli.screen import history_file
 
+    forgets = "chats forget the lines that you type"
     if importlib.util.find_spec("platformdirs") is None:
-        return Finding("history", "note", "chats forget the lines that you type", 'pip install "pyvelo[cli]"')
+        return Finding("history", "note", forgets, 'pip install "pyvelo[cli]"')
     try:
-        return Finding("history", "ok", f"chats keep the lines that you type in {history_file()}")
+        file = history_file()
     except ConfigError:
-        return Finding("history", "note", "chats forget the lines that you type: there is no home folder")
+        return Finding("history", "note", f"{forgets}: there is no home folder")
+    if not _takes_files(file.parent):
+        return Finding("history", "note", f"{forgets}: {file.parent} cannot be written", OTHER_STATE_FOLDER)
+    return Finding("history", "ok", f"chats keep the lines that you type in {file}")
 
 
 def _sessions() -> Iterator[Finding]:
     from pyvelo.cli.chat_session import session_names, sessions_folder
 
     try:
-        names = session_names()
+        folder, names = sessions_folder(), session_names()
     except (ImportError, VeloError):  # see `_history`
         return
     except OSError as error:
-        yield Finding("chats", "problem", explain(error), "see to that folder")
+        yield Finding("chats", "problem", explain(error), OTHER_STATE_FOLDER)
+        return
+    if not _takes_files(folder):
+        text = f"chat --session cannot keep chats: {folder} cannot be written"
+        yield Finding("chats", "note", text, OTHER_STATE_FOLDER)
         return
     named = f": {', '.join(names)}" if names else ""
-    yield Finding("chats", "ok", f"{count(len(names), 'chat')} of --session in {sessions_folder()}{named}")
+    yield Finding("chats", "ok", f"{count(len(names), 'chat')} of --session in {folder}{named}")
+
+
+def _takes_files(folder: Path) -> bool:
+    """Return whether this user can make files in a folder, which need not exist yet."""
+    nearest = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 from pyvelo.errors import ConfigError, RequestError, VeloError
 from pyvelo.other_names import EQUIVALENTS
@@ -21,8 +24,10 @@ __all__ = [
     "as_options",
     "code_of",
     "drop_unwritten",
+    "exits_for_signals",
     "explain",
     "hint_of",
+    "interrupted",
     "parse_option",
     "silence_stdout",
     "without_prefix",
@@ -174,6 +179,40 @@ def drop_unwritten() -> None:
         sys.stdout.flush()
     except OSError:
         silence_stdout()
+
+
+@contextlib.contextmanager
+def exits_for_signals() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP of a closed terminal, raise SystemExit, so that everything is closed in order.
+
+    A signal that is ignored already, as under nohup, or that has a handler, is left alone.
+    """
+    mine = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        mine = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, _exit_for)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def interrupted(error: BaseException | None) -> int | None:
+    """Return the exit code if Ctrl-C or a signal caused an error, as in an import it may; else None."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return INTERRUPTED
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            return error.code
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _exit_for(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)  # as a shell has it
 
 
 def explain(error: OSError) -> str:

@@ -100,7 +100,7 @@ KvStoreBytes = Annotated[
 NoHistory = Annotated[bool, Option("--no-history", help="Keep the lines that you type in no file.")]
 AsChat = Annotated[bool, Option("--chat", help="The prompt is a message: ask with the chat template.")]
 Prompt = Annotated[
-    str | None, Option("-p", "--prompt", help="The prompt; - reads standard input.", show_default=False)
+    str | None, Option("-p", "--prompt", help="The prompt; - is standard input.", show_default=False)
 ]
 PromptFile = Annotated[
     Path | None, Option("-f", "--file", help="Read the prompt, or its rest, from a file.", show_default=False)

@@ -111,7 +111,12 @@ def _is_model(word: str) -> bool:
 
 
 def read_message(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt as `read_prompt`; UsageError if a part of it is empty."""
+    """Return the prompt as `read_prompt`; UsageError if a part of it is empty.
+
+    Without a prompt and a file, the prompt is standard input, unless that is a terminal.
+    """
+    if prompt is None and file is None and not sys.stdin.isatty():
+        prompt = "-"
     parts = _parts_of(prompt, file)
     for source, text in parts.items():
         if not text.strip():
@@ -129,9 +134,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 def _parts_of(prompt: str | None, file: Path | None) -> dict[str, str]:
     """Return the parts of a prompt by the names of their sources."""
     if prompt is None and file is None:
-        raise UsageError(
-            "what is the prompt? Give it after MODEL, or -f FILE, or -p - to read standard input"
-        )
+        raise UsageError("what is the prompt? Give it after MODEL, in a file with -f FILE, or through a pipe")
     if prompt == "-" and str(file) == "-":
         raise UsageError("-p - and -f -: standard input can be read once")
     parts = {}

@@ -55,7 +55,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count)
 
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM")
+SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 
 
 class _Signals:

@@ -101,11 +101,18 @@ def test_without_matplotlib_it_says_so_before_the_work(
         ("--answer-tokens", "2000000"),
         ("--plot", "speed.nothing"),
         ("--plot", "no/such/folder/speed.png"),
+        ("--plot", "folder.svg"),
     ],
 )
 def test_what_is_wrong_is_one_line(
-    capsys: pytest.CaptureFixture[str], tiny_model: Path, wrong: tuple[str, str]
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    wrong: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.svg").mkdir()
     code, out, err = run_cli(capsys, "bench", tiny_model, *wrong)
     assert code in (1, 2)
     assert out == ""  # before any work

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -189,6 +190,23 @@ def test_ctrl_z_suspends_a_chat() -> None:
     finally:
         shell.process.kill()
         shell.process.wait()
+
+
+def test_a_chat_that_is_ended_leaves_its_terminal_in_order(endless_model: Path) -> None:
+    def typing_is_shown() -> bool:
+        return bool(termios.tcgetattr(chat.master)[3] & termios.ECHO)
+
+    chat = Terminal([*CHAT, str(endless_model), "--chat-template", "chatml", "--ctx", "60000"])
+    try:
+        chat.wait_for(">")
+        chat.send("go on\r")
+        chat.wait_for(r"[a-z]+ [a-z]+ [a-z]+")
+        assert not typing_is_shown()
+        chat.process.send_signal(signal.SIGTERM)
+        assert chat.process.wait(WAIT) == 143
+        assert typing_is_shown()
+    finally:
+        chat.close()
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:

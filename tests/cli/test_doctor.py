@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,17 @@ def test_a_cache_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     found = by_part()["models"]
     assert (found.state, found.text) == ("problem", "cannot read the cache")
     assert "HF_HOME" in found.remedy
+
+
+def test_where_chats_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "not" / "there"))
+    assert {by_part()[part].state for part in ("history", "chats")} == {"ok"}
+    assert not (tmp_path / "not").exists()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    for part in ("history", "chats"):
+        found = by_part()[part]
+        assert (found.state, "XDG_STATE_HOME" in found.remedy) == ("note", True)
+        assert f"{tmp_path / 'not' / 'there'}" in found.text
+    (tmp_path / "not").write_text("a file")
+    assert by_part()["history"].state == "note"
+    assert by_part()["chats"].state == "problem"  # it cannot be read either

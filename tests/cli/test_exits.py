@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from pyvelo.cli.exits import ERROR, USAGE, UsageError, as_options, code_of, explain, without_prefix
+from pyvelo.cli.exits import (
+    ERROR,
+    USAGE,
+    UsageError,
+    as_options,
+    code_of,
+    exits_for_signals,
+    explain,
+    interrupted,
+    without_prefix,
+)
 from pyvelo.errors import ConfigError, OutOfMemory, RequestError, VeloError
 
 
@@ -68,3 +80,29 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError) as caught:
             file.read_bytes()
         assert explain(caught.value) == says
+
+
+@pytest.mark.parametrize(("ended_by", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_signals_while_a_class_is_made_are_exit_codes(ended_by: BaseException, code: int) -> None:
+    class Field:
+        def __set_name__(self, *_: object) -> None:
+            raise ended_by
+
+    with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)) as caught:
+        type("Class", (), {"field": Field()})
+    assert interrupted(caught.value) == code
+    assert interrupted(ValueError()) is None
+
+
+def test_signals_that_are_ignored_stay_ignored() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with exits_for_signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(SystemExit) as ended, exits_for_signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.value.code == 143
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)

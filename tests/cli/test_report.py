@@ -99,16 +99,16 @@ def test_what_cannot_be_reported(
     assert run_cli(capsys, "report", empty)[0] == 0
     lines = trace.read_text(encoding="utf-8").splitlines()
     (tmp_path / "cut.trace").write_text("\n".join(lines)[:-5], encoding="utf-8")
-    for arguments, says in (
-        ([tmp_path / "none"], "there is no file or folder"),
-        ([tiny_model], "line 1"),
-        ([tmp_path / "cut.trace"], f"line {len(lines)}"),
-        ([trace, "-o", tmp_path / "run.txt"], ".svg"),
-        ([trace, "-o", tmp_path / "no" / "run.svg"], "no folder"),
-        ([empty, "-o", tmp_path / "run.svg"], "nothing"),
+    for arguments, expected, says in (
+        ([tmp_path / "none"], 1, "there is no file or folder"),
+        ([tiny_model], 1, "line 1"),
+        ([tmp_path / "cut.trace"], 1, f"line {len(lines)}"),
+        ([trace, "-o", tmp_path / "run.txt"], 2, ".svg"),
+        ([trace, "-o", tmp_path / "no" / "run.svg"], 2, "no folder"),
+        ([empty, "-o", tmp_path / "run.svg"], 1, "nothing"),
     ):
         code, out, err = run_cli(capsys, "report", *arguments)
-        assert (code, out) == (1, "")
+        assert (code, out) == (expected, "")
         assert says in err
         assert err.count("\n") == 1
 

@@ -129,7 +129,6 @@ def test_verbose_tells_on_standard_error(capsys: pytest.CaptureFixture[str], tin
 
 
 USAGE = {
-    "what is the prompt": [],
     "can be read once": ["-p", "-", "-f", "-"],
     "No such option": ["-p", "x", "--nope"],
     "Invalid value for": ["-p", "x", "-n", "many"],
@@ -174,12 +173,15 @@ def test_words_are_the_model_and_the_prompt(capsys: pytest.CaptureFixture[str], 
     for words, complaint in (
         ((tiny_model, "a", "b"), "one PROMPT"),
         ((tiny_model, "a", "-p", "b"), "given twice"),
-        (("no.gguf",), "what is the prompt?"),
-        (("org/repo:Q4_0",), "what is the prompt?"),
-        (("hf.co/org/repo",), "what is the prompt?"),
     ):
         code, _, err = run_cli(capsys, "run", *words)
         assert (code, complaint in err) == (2, True), err
+
+
+@pytest.mark.parametrize("words", [(), ("no.gguf",), ("org/repo:Q4_0",), ("hf.co/org/repo",)])
+def test_a_terminal_is_asked_for_no_prompt(words: tuple[str, ...]) -> None:
+    code, shown = in_a_terminal([*PYVELO, "run", *words])
+    assert (code, shown.startswith(b"pyvelo: what is the prompt? Give it after MODEL")) == (2, True), shown
 
 
 def test_a_file_follows_the_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -205,6 +207,8 @@ def test_standard_input_is_read_or_said_to_be_ignored() -> None:
             "pyvelo: standard input has a text that is not read: -f - would add it to the prompt\n",
         ),
         (["What is 12 +", "-f", "-"], ""),
+        ([], ""),
+        ([str(DEMO_MODEL)], ""),
         (["-p", "-"], ""),
         (["-"], ""),
     ):
