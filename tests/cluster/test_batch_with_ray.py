@@ -24,6 +24,7 @@ class Flaky(ThreadingHTTPServer):
     """Server that refuses, or drops, the first request for two of three prompts; "bad" is always refused."""
 
     daemon_threads = True
+    request_queue_size = 64  # by default 5: connections beyond them may be reset
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
