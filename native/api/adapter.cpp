@@ -87,7 +87,7 @@ void velo_adapter_free(velo_adapter * adapter) noexcept { delete adapter; }
 
 velo_status velo_context_adapt(velo_context * context, velo_adapter * adapter, float scale) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         adapt(*context, adapter, scale, adapter ? &adapter->context : nullptr);
     });
 }
@@ -95,7 +95,7 @@ velo_status velo_context_adapt(velo_context * context, velo_adapter * adapter, f
 velo_status velo_embedder_adapt(velo_embedder * embedder, velo_adapter * adapter, float scale) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(embedder, "embedder");
-        const std::unique_lock<std::mutex> lock(embedder->mutex);
+        const velo::held_context held(embedder->mutex);
         adapt(*embedder, adapter, scale, adapter ? &adapter->embedder : nullptr);
     });
 }

@@ -216,7 +216,7 @@ void velo_context_free(velo_context * context) noexcept { delete context; }
 
 velo_status velo_context_get_info(velo_context * context, velo_context_info * info) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         velo::check_pointer(info, "info");
         llama_paged_info paged{};
         check(llama_paged_get_info(context->llama.get(), &paged));
@@ -236,7 +236,7 @@ velo_status velo_context_get_info(velo_context * context, velo_context_info * in
 velo_status velo_context_memory(velo_context * context, velo_device_memory * memory, int32_t capacity,
                                 int32_t * count) noexcept {
     return velo::guarded([&] {
-        const auto                      lock  = velo::lock_context(context);
+        const auto                      held  = velo::hold(context);
         const llama_context *           llama = context->llama.get();
         std::vector<velo_device_memory> found(static_cast<size_t>(llama_context_memory(llama, nullptr, 0)));
         llama_context_memory(llama, found.data(), static_cast<int32_t>(found.size()));
@@ -246,7 +246,7 @@ velo_status velo_context_memory(velo_context * context, velo_device_memory * mem
 
 velo_status velo_context_run(velo_context * context, const velo_batch * batch) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         velo::check_pointer(batch, "batch");
         velo::check_array(batch->copies, batch->n_copies, "copies");
         const running     run(*context);
@@ -260,8 +260,6 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         llama_set_n_threads(context->llama.get(), context->team.size, context->team.size);
         context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
         velo::forget_failure();
-        const velo::catch_aborts catching(
-            VELO_FAILED); // in this thread; the threads of a team have their own (team-run.cpp)
         const llama_paged_batch  paged = paged_batch(*batch);
         const stopwatch          watch;
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
@@ -288,7 +286,7 @@ velo_status velo_context_cancel(velo_context * context) noexcept {
 
 velo_status velo_context_logits(velo_context * context, int32_t row, float * logits, int32_t capacity) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         velo::check_pointer(logits, "logits");
         if (capacity < context->n_vocab) {
             velo::fail(VELO_INVALID, "the buffer has room for %d logits, but a row has %d", capacity, context->n_vocab);
@@ -299,7 +297,7 @@ velo_status velo_context_logits(velo_context * context, int32_t row, float * log
 
 velo_status velo_context_set_threads(velo_context * context, int32_t n_threads) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         context->crew   = velo::crew(velo::threads_for(n_threads));
     });
 }
@@ -307,7 +305,7 @@ velo_status velo_context_set_threads(velo_context * context, int32_t n_threads) 
 velo_status velo_blocks_copy(velo_context * context, const int32_t * sources, const int32_t * targets,
                              int32_t n) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_copy(context->llama.get(), sources, targets, n));
     });
 }
@@ -315,7 +313,7 @@ velo_status velo_blocks_copy(velo_context * context, const int32_t * sources, co
 velo_status velo_blocks_read(velo_context * context, const int32_t * blocks, int32_t n, void * bytes,
                              size_t size) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_read(context->llama.get(), blocks, n, bytes, size));
     });
 }
@@ -323,7 +321,7 @@ velo_status velo_blocks_read(velo_context * context, const int32_t * blocks, int
 velo_status velo_blocks_write(velo_context * context, const int32_t * blocks, int32_t n, const void * bytes,
                               size_t size) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_write(context->llama.get(), blocks, n, bytes, size));
     });
 }
@@ -331,7 +329,7 @@ velo_status velo_blocks_write(velo_context * context, const int32_t * blocks, in
 velo_status velo_blocks_swap_out(velo_context * context, const int32_t * blocks, const int32_t * swap_blocks,
                                  int32_t n) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_swap_out(context->llama.get(), blocks, swap_blocks, n));
     });
 }
@@ -339,28 +337,28 @@ velo_status velo_blocks_swap_out(velo_context * context, const int32_t * blocks,
 velo_status velo_blocks_swap_in(velo_context * context, const int32_t * swap_blocks, const int32_t * blocks,
                                 int32_t n) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_swap_in(context->llama.get(), swap_blocks, blocks, n));
     });
 }
 
 velo_status velo_blocks_fill(velo_context * context, const int32_t * blocks, int32_t n, uint8_t byte) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_fill(context->llama.get(), blocks, n, byte));
     });
 }
 
 velo_status velo_state_clear(velo_context * context, int32_t state) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_clear_state(context->llama.get(), state));
     });
 }
 
 velo_status velo_state_copy(velo_context * context, int32_t source, int32_t target) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_copy_state(context->llama.get(), source, target));
     });
 }
@@ -368,7 +366,7 @@ velo_status velo_state_copy(velo_context * context, int32_t source, int32_t targ
 velo_status velo_state_save(velo_context * context, int32_t state, const int32_t * blocks, int32_t n,
                             int32_t swapped) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_save_state(context->llama.get(), state, blocks, n, swapped != 0));
     });
 }
@@ -376,14 +374,14 @@ velo_status velo_state_save(velo_context * context, int32_t state, const int32_t
 velo_status velo_state_load(velo_context * context, int32_t state, const int32_t * blocks, int32_t n,
                             int32_t swapped) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         check(llama_paged_load_state(context->llama.get(), state, blocks, n, swapped != 0));
     });
 }
 
 velo_status velo_context_timings(velo_context * context, velo_timings * timings) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto held = velo::hold(context);
         velo::check_pointer(timings, "timings");
         *timings                 = context->timings;
         timings->n_graphs_reused = llama_perf_context(context->llama.get()).n_reused;

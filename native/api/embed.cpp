@@ -293,8 +293,8 @@ velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens, const i
                        int32_t pooling, float * out, size_t capacity) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(embedder, "embedder");
-        const std::unique_lock<std::mutex> lock(embedder->mutex);
-        std::vector<text>                  texts = check_texts(*embedder, tokens, lengths, n_texts);
+        const velo::held_context held(embedder->mutex);
+        std::vector<text>        texts = check_texts(*embedder, tokens, lengths, n_texts);
         velo::check_range("pooling", pooling, VELO_POOLING_MEAN, VELO_POOLING_LAST);
         const auto n_embd = static_cast<size_t>(embedder->n_embd);
         if (capacity < texts.size() * n_embd) {
@@ -303,8 +303,7 @@ velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens, const i
         }
         velo::check_array(out, n_texts, "the buffer");
 
-        const running            run(*embedder);
-        const velo::catch_aborts catching(VELO_FAILED);
+        const running run(*embedder);
         velo::check_files(embedder->files);
         velo::check_team(llama_n_threads(embedder->llama.get()));
         embedder->packing->finish(llama_n_threads(embedder->llama.get()), [&] { return is_cancelled(embedder); });

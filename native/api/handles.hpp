@@ -125,9 +125,19 @@ struct velo_sampler {
 
 namespace velo {
 
-inline std::unique_lock<std::mutex> lock_context(velo_context * context) {
+// A call's hold of a context or an embedder. No other call uses it, and an abort of upstream is an exception: a GPU
+// that has too little memory, or fails, ends the call.
+struct held_context {
+    explicit held_context(std::mutex & mutex) : lock(mutex) {}
+
+    std::unique_lock<std::mutex> lock;
+    error_log                    log; // has the GPU's reason
+    catch_aborts                 catching{VELO_FAILED};
+};
+
+inline held_context hold(velo_context * context) {
     check_pointer(context, "context");
-    return std::unique_lock<std::mutex>(context->mutex);
+    return held_context(context->mutex);
 }
 
 } // namespace velo

@@ -133,18 +133,30 @@ const char * without_place(const char * message) {
     return colon && colon > message && colon[-1] >= '0' && colon[-1] <= '9' ? colon + 2 : message;
 }
 
-// Upstream asserts that allocations succeed.
-bool is_about_memory(const char * message) { return std::strstr(message, "!= NULL) failed") != nullptr; }
+// Return the text of an abort. For "CUDA error", return the line that upstream logged before, which says more.
+std::string reason_of(const char * message) {
+    const char *      text = without_place(message);
+    const std::string line = errors ? errors->cause("") : "";
+    return line.compare(0, std::strlen(text), text) == 0 ? line : text;
+}
+
+// Upstream asserts that an allocation has succeeded; on a GPU, the reason tells.
+bool is_about_memory(const std::string & reason) {
+    const bool asserted = reason.compare(0, 11, "GGML_ASSERT") == 0;
+    return asserted ? reason.find("!= NULL) failed") != std::string::npos : velo::tells_of_memory(reason);
+}
 
 void take_abort(const char * message) {
     const bool computing = velo_computing_here() != nullptr; // an exception here ends the team with a status
-    if ((computing || abort_status != VELO_OK) && is_about_memory(message)) {
+    if (!computing && abort_status == VELO_OK) {
+        std::fprintf(stderr, "%s\n", message);
+        return;
+    }
+    const std::string reason = reason_of(message);
+    if (is_about_memory(reason)) {
         throw std::bad_alloc();
     }
-    if (computing || abort_status != VELO_OK) {
-        throw velo::error(computing ? VELO_FAILED : abort_status, without_place(message));
-    }
-    std::fprintf(stderr, "%s\n", message);
+    throw velo::error(computing ? VELO_FAILED : abort_status, reason);
 }
 
 #if !defined(_WIN32)

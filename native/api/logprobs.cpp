@@ -26,7 +26,7 @@ void write_top(const float * logits, int32_t n_vocab, double mass, int32_t k, st
 velo_status velo_logprobs(velo_context * context, const int32_t * rows, const int32_t * tokens, int32_t n, int32_t k,
                           float * logprobs, int32_t * top_tokens, float * top_logprobs) noexcept {
     return velo::guarded([&] {
-        const auto        lock = velo::lock_context(context);
+        const auto        held = velo::hold(context);
         const velo::timer timer(context->timings.sample_seconds);
         velo::check_array(rows, n, "rows");
         velo::check_array(tokens, n, "tokens");

@@ -219,7 +219,7 @@ velo_status velo_sampler_mask(velo_sampler * sampler, const uint8_t * bits, size
 velo_status velo_sample(velo_context * context, const int32_t * rows, velo_sampler * const * samplers, int32_t n,
                         int32_t * tokens, int32_t * statuses) noexcept {
     return velo::guarded([&] {
-        const auto        lock = velo::lock_context(context);
+        const auto        held = velo::hold(context);
         const velo::timer timer(context->timings.sample_seconds);
         velo::check_array(rows, n, "rows");
         velo::check_array(samplers, n, "samplers");

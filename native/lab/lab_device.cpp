@@ -42,6 +42,7 @@ struct device_state {
 std::recursive_mutex                       mutex;
 std::vector<std::unique_ptr<device_state>> devices;
 lab_device_counts                          counts{};
+std::atomic<bool>                          is_exhausted{false};
 
 // Device memory is accessible while an object exists: the device computes.
 struct at_work {
@@ -267,8 +268,14 @@ void count_shared(const ggml_tensor * op) {
         }
     }
 }
+
 ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     stream_synchronize(backend);
+    if (is_exhausted) { // as upstream's ggml_cuda_error
+        GGML_LOG_ERROR("CUDA error: out of memory\n");
+        GGML_LOG_ERROR("  current device: 0\n");
+        GGML_ABORT("CUDA error");
+    }
     const at_work open;
     ++counts.graphs;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
@@ -362,5 +369,7 @@ const char * lab_device_add(int64_t bytes) {
 }
 
 void lab_device_attend(lab_attention attend) { attention = attend; }
+
+void lab_device_exhaust(int32_t exhausted) { is_exhausted = exhausted != 0; }
 
 lab_device_counts lab_device_count(void) { return counts; }

@@ -209,6 +209,20 @@ def check_kernels(path: str) -> None:
             llm.close()
 
 
+def check_exhausted(path: str) -> None:
+    """A card that has no memory for a step fails the requests of that step, and no others."""
+    lab_device.add_device(1 << 30)
+    found, llm = answers(path, n_gpu_layers=-1)
+    lab_device.exhaust(True)
+    with pytest.raises(OutOfMemory, match="out of memory.*use a smaller max_batch_tokens or kv_cache_bytes"):
+        llm.generate(PROMPTS, PARAMS)
+    lab_device.exhaust(False)
+    assert llm.stats().blocks_used == 0
+    llm._engine.core.manager.audit()
+    assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == found
+    llm.close()
+
+
 def check_windows(path: str) -> None:
     """Layers with and without a window share blocks on each device; blocks that windows free are used."""
     expected, llm = expected_answers(path, n_ctx=512)
@@ -254,6 +268,7 @@ def number_of(name: str) -> int:
 
 ON_DEVICES = {"uneven": check_uneven, "several": check_several}
 OTHERS = {
+    "exhausted": check_exhausted,
     "types": check_types,
     "kernels": check_kernels,
     "recurrent": check_recurrent,

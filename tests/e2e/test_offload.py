@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.laboratory  # its device
 
 
-@pytest.mark.parametrize("what", ["1", "2", "auto", "uneven", "several", "types", "kernels"])
+@pytest.mark.parametrize("what", ["1", "2", "auto", "uneven", "several", "exhausted", "types", "kernels"])
 def test_offload(tiny_model_f32: Path, what: str) -> None:
     check(tiny_model_f32, what)
 
