@@ -65,8 +65,8 @@ template <class Body> velo_status guarded(Body && body) noexcept {
 }
 
 // While an object exists, an abort of upstream on this thread is thrown as a velo::error, with the line that upstream
-// logged before, or as a bad_alloc. For work on files, texts and GPUs: upstream asserts properties of them that cannot be
-// checked before. Computing threads always throw, which ends the computation (ops/cpu/team-run.cpp).
+// logged before, or as a bad_alloc. For work on files, texts and GPUs: upstream asserts properties of them that cannot
+// be checked before. Computing threads always throw, which ends the computation (ops/cpu/team-run.cpp).
 class catch_aborts {
 public:
     explicit catch_aborts(velo_status status) noexcept;

@@ -214,7 +214,7 @@ def check_exhausted(path: str) -> None:
     lab_device.add_device(1 << 30)
     found, llm = answers(path, n_gpu_layers=-1)
     lab_device.exhaust(True)
-    with pytest.raises(OutOfMemory, match="out of memory.*use a smaller max_batch_tokens or kv_cache_bytes"):
+    with pytest.raises(OutOfMemory, match=r"out of memory.*use a smaller max_batch_tokens or kv_cache_bytes"):
         llm.generate(PROMPTS, PARAMS)
     lab_device.exhaust(False)
     assert llm.stats().blocks_used == 0

@@ -7,10 +7,18 @@
 
 namespace paged {
 
+// Groups of tokens for which a warp has scores at a time. The same for all M_TILES: sums depend on it. For Blackwell
+// the compiler needs more registers than it has for 128 columns and two groups.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int scored_groups(int v_tiles) { return v_tiles == 8 ? 1 : 2; }
+#else
+constexpr int scored_groups(int) { return 2; }
+#endif
+
 template <int M_TILES, int V_TILES, class KNumbers, class VNumbers>
 struct attend_rows : staged_tile<BY_ROWS, 16 * M_TILES * N_WARPS, KNumbers, VNumbers> {
     static constexpr int ROWS = 16 * M_TILES * N_WARPS;
-    static constexpr int T    = 2; // groups of tokens for which a warp has scores at a time
+    static constexpr int T    = scored_groups(V_TILES);
     using tile                = staged_tile<BY_ROWS, ROWS, KNumbers, VNumbers>;
     using tile::at;
     using tile::item;
