@@ -13,7 +13,7 @@ from typing import Any
 
 from pyvelo.private_files import replace_file
 
-__all__ = ["file_digest", "fingerprint"]
+__all__ = ["file_digest", "fingerprint", "known_digest"]
 
 PIECE = 1 << 22  # bytes that are hashed at once
 MOST_REMEMBERED = 200  # files
@@ -25,6 +25,11 @@ def fingerprint(settings: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
+def known_digest(descriptors: Sequence[int], memory: Path) -> str | None:
+    """Return what the file `memory` of `file_digest` remembers of open files; None: nothing."""
+    return _read(memory).get(_key(descriptors))
+
+
 def file_digest(descriptors: Sequence[int], memory: Path) -> str:
     """Return the SHA-256 of the contents of open files, one after the other.
 
@@ -33,11 +38,10 @@ def file_digest(descriptors: Sequence[int], memory: Path) -> str:
     Raises:
         OSError: a file cannot be read.
     """
+    if (remembered := known_digest(descriptors, memory)) is not None:
+        return remembered
     found = [os.fstat(descriptor) for descriptor in descriptors]
     key = _key(descriptors)
-    known = _read(memory)
-    if key in known:
-        return known[key]
     digest = hashlib.sha256()
     for descriptor, status in zip(descriptors, found, strict=True):
         with open(os.dup(descriptor), "rb") as file:
@@ -48,7 +52,7 @@ def file_digest(descriptors: Sequence[int], memory: Path) -> str:
         if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
             raise OSError("the model's file was changed while it was read")
     if _key(descriptors) == key:
-        known[key] = digest.hexdigest()
+        known = {**_read(memory), key: digest.hexdigest()}
         _write(memory, dict(list(known.items())[-MOST_REMEMBERED:]))
     return digest.hexdigest()
 

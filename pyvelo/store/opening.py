@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from pyvelo._version import __version__
 from pyvelo.config import EngineConfig
-from pyvelo.errors import ConfigError, StoreError
+from pyvelo.errors import ConfigError, ModelError, StoreError
 from pyvelo.kv.geometry import Geometry
 from pyvelo.kv_store import KVStore, place_of, place_shown
 from pyvelo.models.files import ModelFiles
@@ -19,7 +20,7 @@ from pyvelo.models.gguf_parts import scan_model
 from pyvelo.models.hub import locate
 from pyvelo.store.base import BlockStore
 from pyvelo.store.files import FileStore, make_folder
-from pyvelo.store.fingerprint import file_digest, fingerprint
+from pyvelo.store.fingerprint import file_digest, fingerprint, known_digest
 from pyvelo.store.guard import GuardedStore
 from pyvelo.store.link import Identity, Link
 from pyvelo.store.persistence import Persistence
@@ -114,16 +115,22 @@ def open_persistence(
     }
     descriptors, memory = files.descriptors(), cache_folder() / "digests.json"
 
-    def identify() -> Identity:
-        try:
-            digest = file_digest(descriptors, memory)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+    def identity_of(digest: str) -> Identity:
         files.check()
         return Identity(bytes.fromhex(digest), fingerprint({**settings, "model": digest}))
 
-    persistence = Persistence(Link(loop, core, context, store, time.monotonic), identify, where.min_blocks)
+    def identify() -> Identity:
+        try:
+            return identity_of(file_digest(descriptors, memory))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    link = Link(loop, core, context, store, time.monotonic)
+    if (digest := known_digest(descriptors, memory)) is not None:
+        with suppress(ModelError):  # `identify` tells of it
+            link.identity = identity_of(digest)  # so that the first request already uses the store
+    persistence = Persistence(link, identify, where.min_blocks)
     loop.submit_to = persistence.submit
     return persistence
 

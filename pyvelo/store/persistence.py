@@ -44,7 +44,7 @@ class Persistence:
 
     Args:
         link: its store becomes this object's own.
-        identify: reads the model's file, in the thread.
+        identify: reads the model's file, in the thread, unless the link has the identity.
         min_blocks: of a sequence that is saved, though nothing of it was a hit.
     """
 
@@ -52,6 +52,8 @@ class Persistence:
         self._link = link
         self._loads, self._saves = Loads(link), Saves(link, min_blocks)
         self._identified, self._stopped = threading.Event(), threading.Event()
+        if link.identity is not None:
+            self._identified.set()
         self._busy = False
         self.wake: SimpleQueue[bool] = SimpleQueue()
         """True: there is something to do; False: end. A put is a call of C, for finalizers."""
@@ -91,7 +93,8 @@ class Persistence:
         """Wait until the blocks of all ended requests are saved, and return whether they are."""
         deadline, store = time.monotonic() + timeout, self.store
         while (len(self._saves) or self._busy) and self._thread.is_alive() and not self._stopped.is_set():
-            if time.monotonic() >= deadline or self._link.loop.guard.hit or store.is_full or not self.ready:
+            is_useless = store.is_full or not (self.ready or self.is_identifying)
+            if is_useless or time.monotonic() >= deadline or self._link.loop.guard.hit:
                 return False
             self._stopped.wait(LOOK_AGAIN)
         return not len(self._saves)

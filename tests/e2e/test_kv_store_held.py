@@ -330,12 +330,32 @@ def test_a_purge_covers_what_is_still_to_be_saved(tiny_model_f32: Path, tmp_path
         assert persistence_of(llm).store.stats().n_records == 0
 
 
+def test_a_first_short_life_is_saved_and_a_second_begins_with_it(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end waits until the file is read to identify it; from then on its digest is known at once."""
+    path, digest = tmp_path / "model.gguf", opening.file_digest
+    shutil.copy(make_model("--layers", "1", "--embd", "128", "--head-dim", "32"), path)
+
+    def slowly(*given: Any) -> str:
+        time.sleep(0.5)
+        return digest(*given)
+
+    monkeypatch.setattr("pyvelo.store.opening.file_digest", slowly)
+    for n_loaded in (0, 288):
+        with LLM(path, n_ctx=512, n_threads=1, kv_store=tmp_path / "kv") as llm:
+            assert persistence_of(llm).is_identifying == (n_loaded == 0)
+            tokens(llm, [LONG])
+            assert llm.stats().loaded_tokens == n_loaded
+
+
 def test_a_model_that_cannot_be_identified(
     tiny_model_f32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> str:
         raise RecursionError("too deep")
 
+    monkeypatch.setattr("pyvelo.store.opening.known_digest", lambda *_: None)
     monkeypatch.setattr("pyvelo.store.opening.file_digest", fail)
     with LLM(tiny_model_f32, n_ctx=512, n_threads=1, kv_store=tmp_path) as llm:
         with pytest.raises(StoreError, match="not in use"):

@@ -160,6 +160,7 @@ def test_while_the_model_is_identified(lives: Lives, monkeypatch: pytest.MonkeyP
         go_on.wait(20)
         return digest(*given)
 
+    monkeypatch.setattr("pyvelo.store.opening.known_digest", lambda *_: None)
     monkeypatch.setattr("pyvelo.store.opening.file_digest", later)
     client = Client(lives.begin(wait=False))
     name = answered(client, "POST", "/v1/sessions", {"prompt": "x"})["id"]
