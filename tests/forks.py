@@ -60,6 +60,15 @@ class _Request:
     own_session: bool
 
 
+def heed_signals() -> None:
+    """Take the signals that a caller may ignore: before a command is executed, as `preexec_fn`.
+
+    A job in the background is born with Ctrl+C ignored, and one of nohup with SIGHUP.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Fork:
     """Running command."""
 

@@ -67,9 +67,9 @@ def emulate_kernels() -> None:
     library.lab_device_attend(ctypes.cast(kernels.lab_paged_attn_emulated, ctypes.c_void_p))
 
 
-def exhaust(exhausted: bool) -> None:
-    """From now on computing on devices fails as on a card with too little memory, or works again."""
-    _library().lab_device_exhaust(ctypes.c_int32(exhausted))
+def exhaust(where: int) -> None:
+    """From now on computing (1), or waiting (2), fails as on a card with too little memory; 0: neither."""
+    _library().lab_device_exhaust(ctypes.c_int32(where))
 
 
 def counts() -> Counts:

@@ -16,31 +16,9 @@
 #include <algorithm>
 #include <chrono>
 
+using velo::check;
+
 namespace {
-
-velo_status status_of(llama_paged_status status) {
-    switch (status) {
-    case LLAMA_PAGED_OK:
-        return VELO_OK;
-    case LLAMA_PAGED_INVALID:
-        return VELO_INVALID;
-    case LLAMA_PAGED_UNSUPPORTED:
-        return VELO_UNSUPPORTED;
-    case LLAMA_PAGED_NO_MEMORY:
-        return VELO_OUT_OF_MEMORY;
-    case LLAMA_PAGED_ABORTED:
-        return VELO_CANCELLED;
-    case LLAMA_PAGED_FAILED:
-        return VELO_FAILED;
-    }
-    return VELO_INTERNAL;
-}
-
-void check(llama_paged_status status) {
-    if (status != LLAMA_PAGED_OK) {
-        velo::fail(status_of(status), "%s", llama_paged_error());
-    }
-}
 
 // Drops the results of a step, unless they are kept.
 struct step_results {
@@ -212,7 +190,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
     });
 }
 
-void velo_context_free(velo_context * context) noexcept { delete context; }
+void velo_context_free(velo_context * context) noexcept { velo::free_runner(context); }
 
 velo_status velo_context_get_info(velo_context * context, velo_context_info * info) noexcept {
     return velo::guarded([&] {

@@ -287,7 +287,7 @@ velo_status velo_embedder_create(velo_model * model, const velo_embedder_params 
     });
 }
 
-void velo_embedder_free(velo_embedder * embedder) noexcept { delete embedder; }
+void velo_embedder_free(velo_embedder * embedder) noexcept { velo::free_runner(embedder); }
 
 velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens, const int32_t * lengths, int32_t n_texts,
                        int32_t pooling, float * out, size_t capacity) noexcept {

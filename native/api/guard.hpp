@@ -92,11 +92,13 @@ public:
 
     // Return the first line, which is the cause, or `otherwise` if no line was logged.
     std::string cause(const char * otherwise) const;
+    // Return the last line "<abort>: ...", which tells why upstream aborts with this text, or an empty string.
+    std::string reason_of(const char * abort) const;
     void        add(std::string_view line);
 
 private:
     error_log * outer;
-    std::string first;
+    std::string first, last_error;
 };
 
 inline void check_pointer(const void * pointer, const char * name) {

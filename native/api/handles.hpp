@@ -8,6 +8,7 @@
 #include "packing.hpp"
 #include "velo.h"
 
+#include "llama-paged.h"
 #include "llama.h"
 
 #include <atomic>
@@ -124,6 +125,42 @@ struct velo_sampler {
 };
 
 namespace velo {
+
+// Throw unless a call of llama-paged.h has succeeded.
+inline void check(llama_paged_status status) {
+    const auto same = [&] {
+        switch (status) {
+        case LLAMA_PAGED_OK:
+            return VELO_OK;
+        case LLAMA_PAGED_INVALID:
+            return VELO_INVALID;
+        case LLAMA_PAGED_UNSUPPORTED:
+            return VELO_UNSUPPORTED;
+        case LLAMA_PAGED_NO_MEMORY:
+            return VELO_OUT_OF_MEMORY;
+        case LLAMA_PAGED_ABORTED:
+            return VELO_CANCELLED;
+        case LLAMA_PAGED_FAILED:
+            return VELO_FAILED;
+        }
+        return VELO_INTERNAL;
+    };
+    if (status != LLAMA_PAGED_OK) {
+        fail(same(), "%s", llama_paged_error());
+    }
+}
+
+// Delete a context or an embedder, unless its GPU has failed: to free what that has would end the process.
+template <class Runner> void free_runner(Runner * runner) noexcept {
+    const auto wait = [&] {
+        const error_log    log;
+        const catch_aborts catching(VELO_FAILED);
+        llama_synchronize(runner->llama.get());
+    };
+    if (runner && guarded(wait) == VELO_OK) {
+        delete runner;
+    }
+}
 
 // A call's hold of a context or an embedder. No other call uses it, and an abort of upstream is an exception: a GPU
 // that has too little memory, or fails, ends the call.

@@ -133,17 +133,9 @@ const char * without_place(const char * message) {
     return colon && colon > message && colon[-1] >= '0' && colon[-1] <= '9' ? colon + 2 : message;
 }
 
-// Return the text of an abort. For "CUDA error", return the line that upstream logged before, which says more.
-std::string reason_of(const char * message) {
-    const char *      text = without_place(message);
-    const std::string line = errors ? errors->cause("") : "";
-    return line.compare(0, std::strlen(text), text) == 0 ? line : text;
-}
-
-// Upstream asserts that an allocation has succeeded; on a GPU, the reason tells.
-bool is_about_memory(const std::string & reason) {
-    const bool asserted = reason.compare(0, 11, "GGML_ASSERT") == 0;
-    return asserted ? reason.find("!= NULL) failed") != std::string::npos : velo::tells_of_memory(reason);
+// Upstream asserts that an allocation has succeeded.
+bool is_about_memory(const char * text) {
+    return std::strstr(text, "!= NULL) failed") || std::strstr(text, "failed to reserve memory");
 }
 
 void take_abort(const char * message) {
@@ -152,11 +144,12 @@ void take_abort(const char * message) {
         std::fprintf(stderr, "%s\n", message);
         return;
     }
-    const std::string reason = reason_of(message);
-    if (is_about_memory(reason)) {
+    const char *      text   = without_place(message);
+    const std::string logged = errors ? errors->reason_of(text) : ""; // of "CUDA error", say
+    if (is_about_memory(text) || velo::tells_of_memory(logged)) {
         throw std::bad_alloc();
     }
-    throw velo::error(computing ? VELO_FAILED : abort_status, reason);
+    throw velo::error(computing ? VELO_FAILED : abort_status, logged.empty() ? text : logged);
 }
 
 #if !defined(_WIN32)
@@ -190,7 +183,8 @@ velo_status report(velo_status status, const char * message) noexcept {
 }
 
 bool tells_of_memory(std::string_view message) {
-    for (const std::string_view word : {"alloc", "no memory", "out of memory", "annot allocate memory"}) {
+    for (const std::string_view word :
+         {"alloc", "ALLOC_FAILED", "no memory", "out of memory", "annot allocate memory"}) {
         if (message.find(word) != std::string_view::npos) {
             return true;
         }
@@ -281,6 +275,13 @@ void error_log::add(std::string_view text) {
     if (first.empty()) {
         first = without_function(text);
     }
+    if (text.find(" error: ") != std::string_view::npos) {
+        last_error = text;
+    }
+}
+
+std::string error_log::reason_of(const char * abort) const {
+    return last_error.compare(0, std::strlen(abort), abort) == 0 ? last_error : "";
 }
 
 std::string error_log::cause(const char * otherwise) const { return first.empty() ? otherwise : first; }

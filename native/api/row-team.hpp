@@ -15,12 +15,10 @@
 
 namespace velo {
 
-// Return the logits of an output of the last step; throw VELO_INVALID if there is no such row.
+// Return the logits of an output of the last step; throw VELO_INVALID if there is no such row, or what a GPU met.
 inline float * logits_of(const velo_context & context, int32_t row) {
-    float * found = llama_paged_logits(context.llama.get(), row);
-    if (!found) {
-        fail(VELO_INVALID, "%s", llama_paged_error());
-    }
+    float * found = nullptr;
+    check(llama_paged_logits(context.llama.get(), row, &found));
     return found;
 }
 

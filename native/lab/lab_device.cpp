@@ -42,7 +42,7 @@ struct device_state {
 std::recursive_mutex                       mutex;
 std::vector<std::unique_ptr<device_state>> devices;
 lab_device_counts                          counts{};
-std::atomic<bool>                          is_exhausted{false};
+std::atomic<int>                           exhausted{0}; // see lab_device_exhaust
 
 // Device memory is accessible while an object exists: the device computes.
 struct at_work {
@@ -182,12 +182,24 @@ struct stream {
 
 stream & stream_of(ggml_backend_t backend) { return *static_cast<stream *>(backend->context); }
 
+void fail_if_exhausted(int where) {
+    if (exhausted == where) { // as upstream's ggml_cuda_error
+        GGML_LOG_ERROR("CUDA error: out of memory\n");
+        GGML_LOG_ERROR("  current device: 0\n");
+        GGML_ABORT("CUDA error");
+    }
+}
+
 void stream_synchronize(ggml_backend_t backend) {
     auto & queue = stream_of(backend).queue;
     for (const auto & work : queue) {
         work();
     }
     queue.clear();
+}
+void stream_wait(ggml_backend_t backend) {
+    fail_if_exhausted(2);
+    stream_synchronize(backend);
 }
 const char * stream_name(ggml_backend_t backend) { return ggml_backend_dev_name(backend->device); }
 void         stream_free(ggml_backend_t backend) {
@@ -271,11 +283,7 @@ void count_shared(const ggml_tensor * op) {
 
 ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     stream_synchronize(backend);
-    if (is_exhausted) { // as upstream's ggml_cuda_error
-        GGML_LOG_ERROR("CUDA error: out of memory\n");
-        GGML_LOG_ERROR("  current device: 0\n");
-        GGML_ABORT("CUDA error");
-    }
+    fail_if_exhausted(1);
     const at_work open;
     ++counts.graphs;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
@@ -315,7 +323,7 @@ ggml_backend_t dev_init(ggml_backend_dev_t device, const char *) {
     iface.set_tensor_async = stream_set;
     iface.get_tensor_async = stream_get;
     iface.cpy_tensor_async = stream_copy;
-    iface.synchronize      = stream_synchronize;
+    iface.synchronize      = stream_wait;
     iface.graph_compute    = stream_compute;
     ++counts.streams;
     return new ggml_backend{&guid, iface, device, new stream};
@@ -370,6 +378,6 @@ const char * lab_device_add(int64_t bytes) {
 
 void lab_device_attend(lab_attention attend) { attention = attend; }
 
-void lab_device_exhaust(int32_t exhausted) { is_exhausted = exhausted != 0; }
+void lab_device_exhaust(int32_t where) { exhausted = where; }
 
 lab_device_counts lab_device_count(void) { return counts; }

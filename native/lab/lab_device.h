@@ -17,8 +17,8 @@ typedef const char * (*lab_attention)(const struct lab_paged * op);
 // From now on devices compute paged attention with this function, null: with the CPU backend.
 LAB_API void lab_device_attend(lab_attention attend);
 
-// From now on graphs fail as on a card with too little memory, or, with 0, are computed.
-LAB_API void lab_device_exhaust(int32_t exhausted);
+// From now on graphs (1), or the waits for them (2), fail as on a card with too little memory; 0: nothing fails.
+LAB_API void lab_device_exhaust(int32_t where);
 
 // Counts over all devices since the start of the process.
 struct lab_device_counts {

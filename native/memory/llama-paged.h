@@ -111,9 +111,9 @@ LLAMA_API enum llama_paged_status llama_decode_paged(struct llama_context *     
 // Drop the logits of the last step, and clear all recurrent states.
 LLAMA_API void llama_paged_drop_step(struct llama_context * ctx);
 
-// Return the n_vocab logits of an output of the last step; NULL if there is no such row. `row` counts the non-zero
+// Set *logits to the n_vocab logits of an output of the last step, after waiting for it. `row` counts the non-zero
 // entries of batch.outputs. Valid until the next step.
-LLAMA_API float * llama_paged_logits(struct llama_context * ctx, int32_t row);
+LLAMA_API enum llama_paged_status llama_paged_logits(struct llama_context * ctx, int32_t row, float ** logits);
 
 // Copy, read or write whole blocks over all storages. A block's bytes are its K rows, then its V rows, of each storage.
 LLAMA_API enum llama_paged_status llama_paged_copy(struct llama_context * ctx, const int32_t * src, const int32_t * dst,

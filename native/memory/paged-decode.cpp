@@ -340,9 +340,8 @@ void llama_paged_drop_step(llama_context * ctx) {
     });
 }
 
-float * llama_paged_logits(llama_context * ctx, int32_t row) {
-    float *                  logits = nullptr;
-    const llama_paged_status status = paged_guard([&] {
+llama_paged_status llama_paged_logits(llama_context * ctx, int32_t row, float ** logits) {
+    return paged_guard([&] {
         llama_paged & paged = paged_of(ctx);
         if (paged.computing) { // once for all rows
             ctx->synchronize();
@@ -352,7 +351,6 @@ float * llama_paged_logits(llama_context * ctx, int32_t row) {
             paged_fail(LLAMA_PAGED_INVALID, "row " + std::to_string(row) + " is not one of the " +
                                                 std::to_string(paged.n_logits) + " outputs of the last step");
         }
-        logits = paged.logits + (int64_t) row * ctx->get_model().vocab.n_tokens();
+        *logits = paged.logits + (int64_t) row * ctx->get_model().vocab.n_tokens();
     });
-    return status == LLAMA_PAGED_OK ? logits : nullptr;
 }

@@ -260,7 +260,7 @@ def embed(
 
     check_model(model, text, file)
     texts = read_texts(text, file)
-    where = f"{file}, line" if file is not None else "text" if text != ["-"] else "line"
+    where = f"{file}, line" if file is not None else "text" if text and text != ["-"] else "line"
     output = {"normalize": not raw, "as_json": as_json}
     return print_vectors(model, texts, where=where, pooling=pooling, engine=engine, **output)
 

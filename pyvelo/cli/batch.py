@@ -76,7 +76,7 @@ def batch(
 ) -> int:
     """Answer the rows of a file in OpenAI's batch format; a run that was ended goes on where it was.
 
-    Exit codes: 0 if every row has an answer, 1 if rows failed, 130 after Ctrl-C.
+    Exit codes: 0 if every row has an answer, 1 if rows failed, 130 after Ctrl-C or SIGTERM.
     """
     engine = opt.engine_settings({**locals(), "lora": loras_by_name(lora or ())})
     model, rows = split_words(words or ())
@@ -105,11 +105,16 @@ def batch(
 
 
 def split_words(words: Sequence[str]) -> tuple[str, str]:
-    """Return the model and the input of `[MODEL] IN`; the default model if none is named."""
+    """Return the model and the input of `[MODEL] [IN]`.
+
+    By default the demo model, and standard input if it is no terminal.
+    """
     if len(words) > 2:
         raise UsageError("give MODEL and one file of rows")
     if not words or (len(words) == 1 and words[0].lower().endswith(".gguf")):
-        raise UsageError("which rows? Give a file of JSON lines, or - to read standard input")
+        if sys.stdin.isatty():
+            raise UsageError("which rows? Give a file of JSON lines, or lines through a pipe")
+        return (words[0] if words else str(DEMO_MODEL)), STDIN
     return (words[0] if len(words) == 2 else str(DEMO_MODEL)), words[-1]
 
 

@@ -120,7 +120,7 @@ class Chat:
         self.screen.status("")
 
     def _answer(self, before: list[Turn]) -> None:
-        """Stream an answer to the last turn; after Ctrl-C the partial text stays.
+        """Stream an answer to the last turn; after Ctrl-C, or where the command ends, the partial text stays.
 
         before: the turns to go back to if there is no answer.
         """
@@ -132,8 +132,10 @@ class Chat:
             self._make_room()
             self._receive(said, thought, start)
             turn.answer = "".join(said)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as ended:
             turn.answer = "".join(said) if said or thought else None
+            if isinstance(ended, SystemExit):
+                raise
         finally:
             turn.reasoning = "".join(thought) or None
             self.last.total = now() - start

@@ -92,8 +92,10 @@ def run_lines(chat: Chat, session: ChatSession | None = None) -> None:
             return
         if text.strip():
             was_alone = len(chat.conversations) == 1
-            hear(chat, text)
-            _keep(chat, session)
+            try:
+                hear(chat, text)
+            finally:  # also if a signal ends the command
+                _keep(chat, session)
             if session is not None and was_alone and len(chat.conversations) > 1:
                 chat.screen.note("--session keeps the conversation that you are in; /save FILE keeps another")
 

@@ -34,6 +34,7 @@ EXTRAS = {
 }
 """A module of each extra, and what needs it. The command line itself has `cli`."""
 
+OTHER_CACHE = "see to that folder, or set HF_HOME to another one"
 OTHER_STATE_FOLDER = "see to that folder, or set XDG_STATE_HOME to another one"
 SCARCE = 1 << 30  # bytes of free memory
 FASTER = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
@@ -162,11 +163,14 @@ def _cache() -> Finding:
     try:
         models = cached_models()
     except VeloError as error:
-        return Finding("models", "problem", str(error), "see to that folder, or set HF_HOME to another one")
+        return Finding("models", "problem", str(error), OTHER_CACHE)
     from huggingface_hub import constants
 
     size = show_bytes(sum(model.n_bytes for model in models))
-    return Finding("models", "ok", f"{count(len(models), 'model')}, {size}, in {constants.HF_HUB_CACHE}")
+    text = f"{count(len(models), 'model')}, {size}, in {constants.HF_HUB_CACHE}"
+    if not _takes_files(Path(constants.HF_HUB_CACHE)):
+        return Finding("models", "note", f"{text}, which cannot be written", OTHER_CACHE)
+    return Finding("models", "ok", text)
 
 
 def _history() -> Finding:
@@ -179,7 +183,7 @@ def _history() -> Finding:
         file = history_file()
     except ConfigError:
         return Finding("history", "note", f"{forgets}: there is no home folder")
-    if not _takes_files(file.parent):
+    if not _takes_files(file.parent) or file.is_dir():
         return Finding("history", "note", f"{forgets}: {file.parent} cannot be written", OTHER_STATE_FOLDER)
     return Finding("history", "ok", f"chats keep the lines that you type in {file}")
 
@@ -204,5 +208,5 @@ def _sessions() -> Iterator[Finding]:
 
 def _takes_files(folder: Path) -> bool:
     """Return whether this user can make files in a folder, which need not exist yet."""
-    nearest = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
     return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +32,7 @@ def check_model(model: str, texts: Sequence[str] | None, file: Path | None) -> N
 
 
 def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
-    """Return the texts of the options, or the lines of a file or of standard input (`-`).
+    """Return the texts of the options, or the lines of a file or of standard input (`-`, or no option).
 
     Raises:
         UsageError: there is no text, or too many sources.
@@ -40,9 +41,9 @@ def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
         raise UsageError("give -p or -f, not both, and - alone")
     if texts and list(texts) != ["-"]:
         return [parse_argument(text, "the text") for text in texts]
-    if not texts and file is None:
-        raise UsageError("which texts? Give -p TEXT, -f FILE, or -p - to read standard input")
-    content = read_prompt("-" if texts else None, file)
+    if not texts and file is None and sys.stdin.isatty():
+        raise UsageError("which texts? Give -p TEXT, or lines with -f FILE or through a pipe")
+    content = read_prompt("-" if file is None else None, file)
     # not splitlines: it also ends a line at a form feed or U+2028
     lines = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
     if not content:

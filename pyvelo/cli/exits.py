@@ -8,9 +8,10 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from pyvelo.errors import ConfigError, RequestError, VeloError
 from pyvelo.other_names import EQUIVALENTS
@@ -39,6 +40,9 @@ ERROR = 1
 USAGE = 2
 INTERRUPTED = 130  # a shell's code for SIGINT
 BROKEN_PIPE = 141  # and for SIGPIPE
+
+CLOSING = 10.0
+"""Seconds after a signal in which others are ignored."""
 
 _OPTIONS = {
     **{name: name for name in ("max_tokens", "top_k", "top_p", "min_p", "repetition_penalty", "block_size")},
@@ -113,6 +117,7 @@ def as_options(message: str) -> str:
     message = _NAME.sub(lambda m: f"--{_OPTIONS[m[1]].replace('_', '-')}{' ' * bool(m[2])}", message)
     message = message.replace("one of 'mean', 'cls', 'last'", "mean, cls or last")
     message = message.replace("name mean,", "give --pooling mean,")
+    message = message.replace("chat_template= (--chat-template)", "--chat-template")
     message = message.replace(", a larger memory_utilization", "").replace("memory_utilization=", "")
     message = message.replace("; None: no limit", "; -1: no limit")
     return re.sub(r",? or None( for [^,;]*)?", "", message)
@@ -183,21 +188,32 @@ def drop_unwritten() -> None:
 
 @contextlib.contextmanager
 def exits_for_signals() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP of a closed terminal, raise SystemExit, so that everything is closed in order.
+    """Let SIGTERM, and SIGHUP of a closed terminal, raise SystemExit, so that all is closed in order.
 
+    Meanwhile more of them are ignored, because a shell may send two; Ctrl-C still ends the closing.
     A signal that is ignored already, as under nohup, or that has a handler, is left alone.
     """
     mine = []
     if threading.current_thread() is threading.main_thread():
         numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
         mine = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+
+    ended = -CLOSING
+
+    def end(number: int, _: FrameType | None) -> None:
+        nonlocal ended
+        if time.monotonic() - ended >= CLOSING:
+            ended = time.monotonic()
+            sys.exit(128 + number)  # as a shell has it
+
     for number in mine:
-        signal.signal(number, _exit_for)
+        signal.signal(number, end)
     try:
         yield
     finally:
         for number in mine:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def interrupted(error: BaseException | None) -> int | None:
@@ -207,12 +223,8 @@ def interrupted(error: BaseException | None) -> int | None:
             return INTERRUPTED
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             return error.code
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
-
-
-def _exit_for(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)  # as a shell has it
 
 
 def explain(error: OSError) -> str:

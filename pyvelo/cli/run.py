@@ -7,12 +7,12 @@ import re
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, UsageError, silence_stdout
+from pyvelo.cli.exits import BROKEN_PIPE, ERROR, UsageError, interrupted, silence_stdout
 from pyvelo.cli.progress import loading
 from pyvelo.cli.screen import PlainScreen
 from pyvelo.cli.terminal import print_error, print_json, print_out
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Request", "generate", "read_message", "read_prompt", "split_words"]
 
+NO_PROMPT = "what is the prompt? Give it after MODEL, in a file with -f FILE, or through a pipe"
+PATIENCE = 2.0
+"""Seconds that a pipe may be silent before a note."""
+MAX_BYTES = 256 << 20
+"""Most bytes of a text: a pipe may never end."""
 OWN_TEMPLATE = "tokenizer.chat_template"
 """Name of the chat template in a model's file."""
 
@@ -115,10 +120,14 @@ def read_message(prompt: str | None, file: Path | None) -> str:
 
     Without a prompt and a file, the prompt is standard input, unless that is a terminal.
     """
-    if prompt is None and file is None and not sys.stdin.isatty():
+    is_implied = prompt is None and file is None and not sys.stdin.isatty()
+    if is_implied:
+        _tell_of_waiting()
         prompt = "-"
     parts = _parts_of(prompt, file)
     for source, text in parts.items():
+        if is_implied and not text.strip():
+            raise UsageError(NO_PROMPT)
         if not text.strip():
             raise UsageError(f"the prompt is empty ({source} has no text): give a text")
     if prompt != "-" and str(file) != "-" and _has_unread_input():
@@ -134,17 +143,29 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 def _parts_of(prompt: str | None, file: Path | None) -> dict[str, str]:
     """Return the parts of a prompt by the names of their sources."""
     if prompt is None and file is None:
-        raise UsageError("what is the prompt? Give it after MODEL, in a file with -f FILE, or through a pipe")
+        raise UsageError(NO_PROMPT)
     if prompt == "-" and str(file) == "-":
         raise UsageError("-p - and -f -: standard input can be read once")
     parts = {}
     if prompt is not None and prompt != "-":
         parts["it"] = parse_argument(prompt, "the prompt")
     if prompt == "-" or str(file) == "-":
-        parts["standard input"] = _decoded(sys.stdin.buffer.read(), "standard input")
+        parts["standard input"] = _read_text(sys.stdin.buffer, "standard input")
     if file is not None and str(file) != "-":
-        parts[f"the file {file}"] = _decoded(file.read_bytes(), str(file))
+        with file.open("rb") as opened:
+            parts[f"the file {file}"] = _read_text(opened, str(file))
     return parts
+
+
+def _tell_of_waiting() -> None:
+    """Tell what is waited for if standard input stays silent."""
+    if sys.platform == "win32":
+        return
+    import select
+
+    with suppress(OSError, ValueError):
+        if not select.select([sys.stdin], [], [], PATIENCE)[0]:
+            print_error("pyvelo: the prompt is read from standard input, which says nothing so far")
 
 
 def _has_unread_input() -> bool:
@@ -163,7 +184,10 @@ def _has_unread_input() -> bool:
     return n_bytes[0] > 0 and not sys.stdin.isatty()
 
 
-def _decoded(data: bytes, source: str) -> str:
+def _read_text(stream: BinaryIO, source: str) -> str:
+    data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{source} has more than {show_bytes(MAX_BYTES)}: give a shorter text")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -209,8 +233,8 @@ def _stream(llm: LLM, request: Request, params: SamplingParams, answer: Answer, 
                     screen.show_reasoning(thought)
                 if echo and text:
                     screen.show(text)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
+    except (KeyboardInterrupt, SystemExit) as ended:
+        code = interrupted(ended) or ERROR
     except BrokenPipeError:
         silence_stdout()
         code = BROKEN_PIPE

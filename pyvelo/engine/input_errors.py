@@ -55,11 +55,15 @@ def wrong_params(value: Any, name: str = "params", *, many: bool = False) -> Req
     return RequestError(f"{name}={shown(value)}: give a SamplingParams{or_list}")
 
 
-def no_room(n_tokens: int, n_ctx: int, name: str) -> PromptTooLong:
-    """Return the error for a prompt or a session of `n_tokens` tokens that leaves no room for an answer."""
+def no_room(n_tokens: int, n_ctx: int, n_trained: int, name: str) -> PromptTooLong:
+    """Return the error for a prompt or a session of `n_tokens` tokens that leaves no room for an answer.
+
+    n_trained: the context that the model was trained on.
+    """
     if name.startswith("the session"):
         return PromptTooLong(f"{name} has {n_tokens} tokens, n_ctx={n_ctx}: no room for an answer")
-    advice = f"shorten it to {n_ctx - 1} tokens or raise n_ctx" if n_ctx > 1 else "raise n_ctx"
+    more = "raise n_ctx" if n_ctx < n_trained else "take a model that was trained on more"
+    advice = f"shorten it to {n_ctx - 1} tokens or {more}" if n_ctx > 1 else more
     return PromptTooLong(
         f"{name} has {n_tokens} tokens, but prompt and answer together get n_ctx={n_ctx}: {advice}"
     )

@@ -311,7 +311,7 @@ class InputProcessor:
         """
         n_ctx = self._pool.n_ctx
         if n_prompt >= n_ctx:
-            raise input_errors.no_room(n_prompt, n_ctx, name)
+            raise input_errors.no_room(n_prompt, n_ctx, self._model.info.n_ctx_train, name)
         room = n_ctx - n_prompt
         max_new = min(room, self._pool.n_tokens - n_prompt + 1 if max_tokens is None else max_tokens)
         needed = n_prompt + max(1, max_new) - 1

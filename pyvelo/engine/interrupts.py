@@ -148,6 +148,11 @@ class InterruptGuard:
         """Whether a handler has raised in this thread, which should then leave the guard soon."""
         return _signals.raised is not None and in_main_thread()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl+C has come in this thread; another signal lets it finish its work."""
+        return isinstance(_signals.raised, KeyboardInterrupt) and in_main_thread()
+
     def hit_of_this_thread(self) -> Callable[[], bool]:
         """Return a function that any thread may call: whether a handler has raised in this thread."""
         mine = in_main_thread()

@@ -205,7 +205,8 @@ def scan_cache() -> HFCacheInfo | None:
     except CacheNotFound:
         return None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        raise ModelError(f"cannot read the cache {hub.HF_HUB_CACHE}: {one_line(str(error))}") from error
+        reason = getattr(error, "strerror", None) or one_line(str(error))
+        raise ModelError(f"cannot read the cache {hub.HF_HUB_CACHE}: {reason}") from error
 
 
 # ---- choosing ----

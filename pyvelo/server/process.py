@@ -54,7 +54,10 @@ def freeze_loaded() -> None:
 
 
 class Signals:
-    """SIGINT and SIGTERM: the first sets `ended`, each later one calls `again`."""
+    """SIGINT, SIGTERM and SIGHUP: the first sets `ended`, each later one calls `again`.
+
+    SIGHUP stays ignored where it is, as under nohup.
+    """
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -63,9 +66,11 @@ class Signals:
     @contextmanager
     def handled(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         """Handle the signals within a block."""
-        both = (signal.SIGINT, signal.SIGTERM)
-        before = {each: signal.getsignal(each) for each in both}
-        for each in both:
+        handled = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            handled.append(signal.SIGHUP)
+        before = {each: signal.getsignal(each) for each in handled}
+        for each in handled:
             try:
                 loop.add_signal_handler(each, self._hit)
             except NotImplementedError:  # Windows

@@ -94,7 +94,7 @@ class Persistence:
         deadline, store = time.monotonic() + timeout, self.store
         while (len(self._saves) or self._busy) and self._thread.is_alive() and not self._stopped.is_set():
             is_useless = store.is_full or not (self.ready or self.is_identifying)
-            if is_useless or time.monotonic() >= deadline or self._link.loop.guard.hit:
+            if is_useless or time.monotonic() >= deadline or self._link.loop.guard.interrupted:
                 return False
             self._stopped.wait(LOOK_AGAIN)
         return not len(self._saves)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from pyvelo.cli.exits import UsageError
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ClosedError
+from tests import forks
 from tests.batch.batches import keys_of, results_of, row, written
 
 from .ptys import PYVELO, in_a_terminal
@@ -121,9 +123,10 @@ def test_json(capsys: pytest.CaptureFixture[str], source: Path, results: Path) -
     assert (found["output"], found["interrupted"]) == (str(results), False)
 
 
-def test_standard_input_and_order(results: Path) -> None:
+@pytest.mark.parametrize("words", [("-",), ()])
+def test_standard_input_and_order(results: Path, words: tuple[str, ...]) -> None:
     rows = b"".join(row(str(i)) + b"\n" for i in range(300))
-    code, out, err = pyvelo("batch", "-", "-o", results, "--ordered", *SMALL, typed=rows)
+    code, out, err = pyvelo("batch", *words, "-o", results, "--ordered", *SMALL, typed=rows)
     assert (code, err) == (0, "")
     assert out.startswith("300 rows in ")
     assert keys_of(results_of(results)) == [str(i) for i in range(300)]
@@ -151,8 +154,13 @@ def test_a_chat_template(
 
 
 def test_what_cannot_be_done_is_one_sentence(
-    capsys: pytest.CaptureFixture[str], source: Path, results: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    source: Path,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     other = written(tmp_path / "other", [b"my diary"])
     for code, says, arguments in (
         (2, "which rows? Give a file of JSON lines", ["-o", results]),
@@ -179,8 +187,10 @@ def test_what_cannot_be_done_is_one_sentence(
 def test_words() -> None:
     assert split_words(["rows"]) == (str(DEMO_MODEL), "rows")
     assert split_words(["org/repo", "-"]) == ("org/repo", "-")
+    assert split_words([]) == (str(DEMO_MODEL), "-")
+    assert split_words(["x.GGUF"]) == ("x.GGUF", "-")
     with pytest.raises(UsageError):
-        split_words(["x.GGUF"])
+        split_words(["a", "b", "c"])
 
 
 def test_a_shell_offers_rows_and_models(tmp_path: Path) -> None:
@@ -223,8 +233,7 @@ def start(source: Path, results: Path, *options: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a job in the background is born with Ctrl+C ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=forks.heed_signals,
     )
 
 
@@ -236,7 +245,7 @@ def until_written(process: subprocess.Popen[str], results: Path, n_bytes: int) -
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("options", [(), ("--ordered",)])
 def test_ctrl_c_writes_what_is_done(
     source: Path, results: Path, number: int, options: tuple[str, ...]
@@ -278,7 +287,7 @@ def test_ctrl_c_while_the_input_is_silent(results: Path, given: bytes) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=forks.heed_signals,
     )
     with process:
         assert process.stdin is not None

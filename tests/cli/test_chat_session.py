@@ -79,15 +79,12 @@ def test_a_chat_that_is_killed_has_kept_its_turns(tmp_path: Path, number: int) -
     places = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [*PYVELO, "chat", "--session", "x", "-n", "4"]
 
-    def heed() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it for all that it starts
-
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **places},
-        preexec_fn=heed,
+        preexec_fn=forks.heed_signals,
     ) as process:
         assert process.stdin is not None
         process.stdin.write(b"one\ntwo\n")
@@ -103,6 +100,16 @@ def test_a_chat_that_is_killed_has_kept_its_turns(tmp_path: Path, number: int) -
         process.send_signal(number)
         process.wait(30)
     assert chat(tmp_path, b"three\n", "--session", "x", "-n", "4")[2] == "This chat goes on after 2 turns.\n"
+
+
+def test_a_signal_in_an_answer_keeps_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    session, talker = ChatSession("x"), FakeTalker()
+    talker.fail = SystemExit(143)
+    with pytest.raises(SystemExit):
+        run_lines(Chat(talker, FakeScreen(["one"]), Conversation(), "show"), session)
+    assert [turn.answer for turn in session.load(None).turns] == ["answer "]
+    session.close()
 
 
 def test_a_state_folder_that_cannot_be_used(tmp_path: Path) -> None:

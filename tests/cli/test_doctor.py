@@ -123,6 +123,8 @@ def test_where_chats_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert {by_part()[part].state for part in ("history", "chats")} == {"ok"}
     assert not (tmp_path / "not").exists()
     monkeypatch.setattr(os, "access", lambda *_: False)
+    assert by_part()["models"].state == "note"
+    assert "set HF_HOME to another one" in by_part()["models"].remedy
     for part in ("history", "chats"):
         found = by_part()[part]
         assert (found.state, "XDG_STATE_HOME" in found.remedy) == ("note", True)

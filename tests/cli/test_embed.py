@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from pyvelo import LLM
+from tests import forks
 
+from .ptys import PYVELO
 from .test_info import run_cli
 
 TEXTS = ["Once upon a time", "the old king"]
@@ -86,12 +88,24 @@ def test_a_missing_pooling_names_its_option(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_bad_input_is_a_line(
-    capsys: pytest.CaptureFixture[str], tiny_model: Path, options: list[str], message: str
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
 ) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     code, out, err = run_cli(capsys, "embed", tiny_model, *options)
     assert (code, out) == (1 if "does not say" in message else 2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_lines_come_through_a_pipe(tiny_model: Path) -> None:
+    command = [*PYVELO, "embed", str(tiny_model), "--pooling", "mean"]
+    piped = forks.run(command, input=b"one\ntwo\n")
+    assert (piped.returncode, piped.stderr, piped.stdout.count(b"\n")) == (0, b"", 2)
+    assert piped.stdout == forks.run([*command, "-p", "one", "-p", "two"]).stdout
 
 
 def test_a_line_ends_only_at_a_line_feed(

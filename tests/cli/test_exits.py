@@ -94,14 +94,19 @@ def test_signals_while_a_class_is_made_are_exit_codes(ended_by: BaseException, c
     assert interrupted(ValueError()) is None
 
 
-def test_signals_that_are_ignored_stay_ignored() -> None:
+def test_signals_that_are_ignored_stay_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with exits_for_signals():
             os.kill(os.getpid(), signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with pytest.raises(SystemExit) as ended, exits_for_signals():
-            os.kill(os.getpid(), signal.SIGTERM)
+        with exits_for_signals():
+            with pytest.raises(SystemExit) as ended:
+                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # does not end the closing
+            monkeypatch.setattr("pyvelo.cli.exits.CLOSING", 0.0)
+            with pytest.raises(SystemExit):  # the first one was lost
+                os.kill(os.getpid(), signal.SIGTERM)
         assert ended.value.code == 143
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:

@@ -410,8 +410,9 @@ def test_a_name_of_ollama_is_no_message(name: str) -> None:
 def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n")
-    for arguments in ([""], ["   "], ["-p", ""], ["-p", " \t"], ["-f", empty], ["-p", "-"], []):
+    for arguments in ([""], ["   "], ["-p", ""], ["-p", " \t"], ["-f", empty], ["-p", "-"]):
         assert "the prompt is empty" in refused("run", *arguments, typed=b"\n")
+    assert "what is the prompt? Give it after MODEL" in refused("run", typed=b"\n")
     code, _, err = shell_line("run -p -", empty, "<&-")
     assert (code, err.count(b"\n"), b"standard input has no text" in err) == (2, 1, True)
 

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, Delta, SamplingParams, StreamPiece
+from pyvelo.cli.exits import UsageError
+from pyvelo.cli.run import read_message
 from pyvelo.cli.values import parse_kv_type_option, parse_size
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError
@@ -200,6 +203,28 @@ def test_a_file_follows_the_prompt(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes on Windows")
+def test_a_note_tells_of_a_silent_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reads, writes = os.pipe()
+    with os.fdopen(reads, encoding="utf-8") as pipe, os.fdopen(writes, "w", encoding="utf-8") as end:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        monkeypatch.setattr("pyvelo.cli.run.PATIENCE", 0.1)
+        threading.Timer(0.5, end.close).start()
+        with pytest.raises(UsageError, match="what is the prompt"):
+            read_message(None, None)
+    assert "the prompt is read from standard input, which says nothing so far" in capsys.readouterr().err
+
+
+def test_a_pipe_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyvelo.cli.run.MAX_BYTES", 1 << 20)
+    with open("/dev/zero", encoding="utf-8") as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        with pytest.raises(ConfigError, match=r"standard input has more than 1\.0 MiB"):
+            read_message("-", None)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes on Windows")
 def test_standard_input_is_read_or_said_to_be_ignored() -> None:
     for words, note in (
         (
@@ -260,6 +285,23 @@ def test_the_answer_streams_and_ctrl_c_ends_it(endless_model: Path) -> None:
     assert (first + out).endswith(b"\n")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_end_an_answer_as_ctrl_c_does(endless_model: Path, number: int, code: int) -> None:
+    words = ["run", str(endless_model), "-p", PROMPT, "-n", "-1", "--ignore-eos", "--ctx", "60000"]
+    process = start(*words)
+    first_byte(process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err, out[-1:]) == (code, b"", b"\n")
+    process = start(*words, "--json")
+    while not _has_started(process.pid):
+        time.sleep(0.01)
+    time.sleep(0.5)  # it answers
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err, json.loads(out)["finish_reason"]) == (code, b"", "abort")
+
+
 def test_ctrl_c_with_json_still_gives_an_object(endless_model: Path) -> None:
     arguments = [
         "run",
@@ -288,12 +330,12 @@ def test_ctrl_c_with_json_still_gives_an_object(endless_model: Path) -> None:
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start the command in a process that handles Ctrl-C, even if the caller of the tests ignores it."""
+    """Start the command in a process that handles signals, even if the caller of the tests ignores them."""
     return subprocess.Popen(
         [*COMMAND, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=forks.heed_signals,
     )
 
 

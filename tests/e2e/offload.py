@@ -213,14 +213,21 @@ def check_exhausted(path: str) -> None:
     """A card that has no memory for a step fails the requests of that step, and no others."""
     lab_device.add_device(1 << 30)
     found, llm = answers(path, n_gpu_layers=-1)
-    lab_device.exhaust(True)
-    with pytest.raises(OutOfMemory, match=r"out of memory.*use a smaller max_batch_tokens or kv_cache_bytes"):
-        llm.generate(PROMPTS, PARAMS)
-    lab_device.exhaust(False)
-    assert llm.stats().blocks_used == 0
-    llm._engine.core.manager.audit()
-    assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == found
-    llm.close()
+    for where in (1, 2):
+        lab_device.exhaust(where)
+        with pytest.raises(OutOfMemory, match="out of memory"):
+            llm.generate(PROMPTS, PARAMS)
+        lab_device.exhaust(0)
+        assert llm.stats().blocks_used == 0
+        llm._engine.core.manager.audit()
+        assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == found
+    stream = llm.stream(PROMPTS[0], PARAMS)
+    next(stream)
+    lab_device.exhaust(2)
+    with pytest.raises(OutOfMemory):
+        list(stream)
+    llm.close()  # of a card that never works again
+    lab_device.exhaust(0)
 
 
 def check_windows(path: str) -> None:

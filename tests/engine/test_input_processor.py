@@ -25,7 +25,7 @@ class Vocab:
 
 class FakeModel:
     vocab = Vocab()
-    info = SimpleNamespace(has_recurrent=False)
+    info = SimpleNamespace(has_recurrent=False, n_ctx_train=4096)
     token_bytes = staticmethod(token_bytes)
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -68,6 +68,11 @@ def test_prompts_that_are_none(prompt: Any, message: str) -> None:
 def test_a_context_of_one_token_has_no_room_for_a_prompt() -> None:
     with pytest.raises(RequestError, match="together get n_ctx=1: raise n_ctx"):
         processor(n_ctx=1).prepare([1], SamplingParams())
+
+
+def test_a_context_that_is_the_trained_one_is_not_to_be_raised() -> None:
+    with pytest.raises(RequestError, match="n_ctx=4096: shorten it to 4095 tokens or take a model that was"):
+        processor(n_ctx=4096).prepare([1] * 5000, SamplingParams())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,15 +42,16 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 class Process:
     """`pyvelo serve` with an empty environment of keys."""
 
-    def __init__(self, *options: str, **environment: str) -> None:
+    def __init__(
+        self, *options: str, heed: Callable[[], object] = forks.heed_signals, **environment: str
+    ) -> None:
         self.child = subprocess.Popen(
             [sys.executable, "-m", "pyvelo", "serve", "--port", "0", *options],
             env={**os.environ, "PYVELO_API_KEY": "", "COLUMNS": "200", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # a job in the background is born with Ctrl+C ignored
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=heed,
         )
 
     def wait_until_ready(self) -> int:
@@ -103,7 +105,7 @@ def wait_for_drain(port: int) -> None:
 Start = Callable[..., Process]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_drains(start: Start, number: int) -> None:
     """The stream in progress ends whole, new requests get 503, and the exit code is 0."""
     quiet = ("--quiet", "--model-name", "mine") if number == signal.SIGINT else ()
@@ -127,6 +129,16 @@ def test_the_first_signal_drains(start: Start, number: int) -> None:
         assert f"POST {COMPLETIONS} 200" in errors
         assert f"POST {COMPLETIONS} 503" in errors
         assert "Traceback" not in errors
+
+
+def test_nohup_serves_on(start: Start) -> None:
+    process = start(*SMALL, heed=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    port = process.wait_until_ready()
+    process.signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert status_of(port, "GET", "/health") == 200
+    process.signal(signal.SIGTERM)
+    assert process.end()[0] == 0
 
 
 def test_the_second_signal_ends_at_once(start: Start) -> None:
