@@ -126,27 +126,28 @@ struct velo_sampler {
 
 namespace velo {
 
+inline velo_status status_of(llama_paged_status status) {
+    switch (status) {
+    case LLAMA_PAGED_OK:
+        return VELO_OK;
+    case LLAMA_PAGED_INVALID:
+        return VELO_INVALID;
+    case LLAMA_PAGED_UNSUPPORTED:
+        return VELO_UNSUPPORTED;
+    case LLAMA_PAGED_NO_MEMORY:
+        return VELO_OUT_OF_MEMORY;
+    case LLAMA_PAGED_ABORTED:
+        return VELO_CANCELLED;
+    case LLAMA_PAGED_FAILED:
+        return VELO_FAILED;
+    }
+    return VELO_INTERNAL;
+}
+
 // Throw unless a call of llama-paged.h has succeeded.
 inline void check(llama_paged_status status) {
-    const auto same = [&] {
-        switch (status) {
-        case LLAMA_PAGED_OK:
-            return VELO_OK;
-        case LLAMA_PAGED_INVALID:
-            return VELO_INVALID;
-        case LLAMA_PAGED_UNSUPPORTED:
-            return VELO_UNSUPPORTED;
-        case LLAMA_PAGED_NO_MEMORY:
-            return VELO_OUT_OF_MEMORY;
-        case LLAMA_PAGED_ABORTED:
-            return VELO_CANCELLED;
-        case LLAMA_PAGED_FAILED:
-            return VELO_FAILED;
-        }
-        return VELO_INTERNAL;
-    };
     if (status != LLAMA_PAGED_OK) {
-        fail(same(), "%s", llama_paged_error());
+        fail(status_of(status), "%s", llama_paged_error());
     }
 }
 
