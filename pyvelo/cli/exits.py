@@ -193,12 +193,10 @@ def exits_for_signals() -> Iterator[None]:
     Meanwhile more of them are ignored, because a shell may send two; Ctrl-C still ends the closing.
     A signal that is ignored already, as under nohup, or that has a handler, is left alone.
     """
-    mine = []
+    mine, ended = [], -CLOSING
     if threading.current_thread() is threading.main_thread():
         numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
         mine = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-
-    ended = -CLOSING
 
     def end(number: int, _: FrameType | None) -> None:
         nonlocal ended

@@ -126,10 +126,9 @@ def read_message(prompt: str | None, file: Path | None) -> str:
         prompt = "-"
     parts = _parts_of(prompt, file)
     for source, text in parts.items():
-        if is_implied and not text.strip():
-            raise UsageError(NO_PROMPT)
         if not text.strip():
-            raise UsageError(f"the prompt is empty ({source} has no text): give a text")
+            empty = f"the prompt is empty ({source} has no text): give a text"
+            raise UsageError(NO_PROMPT if is_implied else empty)
     if prompt != "-" and str(file) != "-" and _has_unread_input():
         print_error("pyvelo: standard input has a text that is not read: -f - would add it to the prompt")
     return "\n\n".join(parts.values())

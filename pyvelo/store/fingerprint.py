@@ -33,13 +33,11 @@ def known_digest(descriptors: Sequence[int], memory: Path) -> str | None:
 def file_digest(descriptors: Sequence[int], memory: Path) -> str:
     """Return the SHA-256 of the contents of open files, one after the other.
 
-    A file `memory` remembers it, by the places, sizes and times of the files.
+    A file `memory` remembers it for `known_digest`, by the places, sizes and times of the files.
 
     Raises:
         OSError: a file cannot be read.
     """
-    if (remembered := known_digest(descriptors, memory)) is not None:
-        return remembered
     found = [os.fstat(descriptor) for descriptor in descriptors]
     key = _key(descriptors)
     digest = hashlib.sha256()

@@ -114,6 +114,7 @@ def open_persistence(
         "context": n_ctx if any(key.endswith(LONG_ROPE) for key in summary.metadata) else 0,
     }
     descriptors, memory = files.descriptors(), cache_folder() / "digests.json"
+    known = known_digest(descriptors, memory)
 
     def identity_of(digest: str) -> Identity:
         files.check()
@@ -121,15 +122,15 @@ def open_persistence(
 
     def identify() -> Identity:
         try:
-            return identity_of(file_digest(descriptors, memory))
+            return identity_of(known or file_digest(descriptors, memory))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
     link = Link(loop, core, context, store, time.monotonic)
-    if (digest := known_digest(descriptors, memory)) is not None:
+    if known is not None:
         with suppress(ModelError):  # `identify` tells of it
-            link.identity = identity_of(digest)  # so that the first request already uses the store
+            link.identity = identity_of(known)  # so that the first request already uses the store
     persistence = Persistence(link, identify, where.min_blocks)
     loop.submit_to = persistence.submit
     return persistence

@@ -44,7 +44,7 @@ class Persistence:
 
     Args:
         link: its store becomes this object's own.
-        identify: reads the model's file, in the thread, unless the link has the identity.
+        identify: returns what the model is, in the thread, because it may read the whole file.
         min_blocks: of a sequence that is saved, though nothing of it was a hit.
     """
 

@@ -293,13 +293,19 @@ def test_other_signals_end_an_answer_as_ctrl_c_does(endless_model: Path, number:
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err, out[-1:]) == (code, b"", b"\n")
-    process = start(*words, "--json")
-    while not _has_started(process.pid):
-        time.sleep(0.01)
-    time.sleep(0.5)  # it answers
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err, json.loads(out)["finish_reason"]) == (code, b"", "abort")
+
+
+def test_a_signal_with_json_still_gives_an_object(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    def ends(*_: object) -> Generator[StreamPiece, None, None]:
+        yield StreamPiece("one", (1,))
+        raise SystemExit(143)
+
+    monkeypatch.setattr("pyvelo.LLM.stream", ends)
+    code, out, err = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "--json")
+    report = json.loads(out)
+    assert (code, err, report["text"], report["finish_reason"]) == (143, "", "one", "abort")
 
 
 def test_ctrl_c_with_json_still_gives_an_object(endless_model: Path) -> None:
