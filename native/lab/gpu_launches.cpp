@@ -26,7 +26,7 @@ struct printing_launcher {
         printf("{\"call\": \"%s\", \"kernel\": [%d, %d, %d, \"%s\", \"%s\"], \"tokens\": %d, \"bytes\": %d}\n", call,
                (int) BY, M_TILES, V_TILES, name_of(KNumbers()).c_str(), name_of(VNumbers()).c_str(), tokens, bytes);
     }
-    void merge(const params &, int) {}
+    void merge(const params &) {}
     int  multiprocessors() const { return 1; } // the largest tiles
 
     template <class Which> bool attend_with(const params & p, int shared_bytes) {

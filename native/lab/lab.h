@@ -28,7 +28,7 @@ struct lab_run {
 struct lab_paged {
     int32_t type_k, type_v; // ggml_type
     int64_t d_k, d_v, n_head, n_head_kv, n_tokens, n_slots;
-    int64_t n_rows, width; // of the table: n_rows x (5 + width)
+    int64_t n_rows, width; // of the table: n_rows x (GGML_PAGED_ATTN_HEADER + width)
 
     int64_t q_head_stride, q_token_stride;
     int64_t k_head_stride, k_slot_stride;

@@ -9,8 +9,7 @@
 extern "C" {
 #endif
 
-// One launch of a kernel, for sequences with min_rows to max_rows packed rows. The merge has only shared_bytes; its
-// other numbers are 0.
+// One launch of a kernel, for sequences with min_rows to max_rows packed rows. All numbers of the merge are 0.
 struct lab_gpu_launch {
     int32_t min_rows, max_rows;
     int32_t division;           // of a tile among warps: paged::division
@@ -25,11 +24,12 @@ struct lab_gpu_item {
 
 // Compute GGML_OP_PAGED_ATTN with `n_blocks` thread blocks of `shared_bytes` each, in parts whose partial results fit
 // into `workspace_bytes`. tensor_cores false: emulate an old GPU. order: 0 runs threads from the first, -1 from the
-// last, a positive number is a random seed. Return null or an error.
+// last, a positive number is a random seed. The table needs no plan. Return null or an error.
 LAB_API const char * lab_paged_attn_gpu(const struct lab_paged * op, int32_t n_blocks, int32_t shared_bytes,
                                         int64_t workspace_bytes, bool tensor_cores, int32_t order);
 
-// The same with the numbers of an H200, and another random order of threads at each call. For lab_device_attend.
+// The same with the numbers of an H200, another random order of threads at each call, and the plan that the table has.
+// For lab_device_attend.
 LAB_API const char * lab_paged_attn_emulated(const struct lab_paged * op);
 
 // Return why no kernel supports this call, or null. Only shapes and addresses of the tensors are used.

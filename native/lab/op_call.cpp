@@ -85,7 +85,10 @@ call make_call(const shape & s, bool poison, bool repeat) {
         }
         q0 += rows;
     }
+    ggml_paged_attn_params params = {};
+    params.block_size             = BLOCK;
     ggml_paged_attn_find_shared(c.table.data(), c.rows, stride, BLOCK);
+    ggml_paged_attn_plan(c.table.data(), c.rows, stride, (int32_t) (s.heads / s.heads_kv), &params);
     for (int64_t slot = 0; poison && slot < c.n_slots; ++slot) {
         if (!named[slot]) {
             memset(&c.k[slot * row_k], 0xff, row_k);

@@ -1,6 +1,7 @@
 // The GPU kernels on the host, with fibers as threads.
 #include "lab_gpu.h"
 
+#include "paged-attn.h"
 #include "paged-launch.h"
 
 #include <atomic>
@@ -19,10 +20,8 @@ struct host_launcher {
         gpu::launch(n_blocks, paged::N_THREADS, aligned, (size_t) bytes,
                     [&] { paged::attend_block<BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
-    void merge(const paged::params & p, int bytes) {
-        std::vector<char> memory(bytes);
-        gpu::launch(n_blocks, paged::N_THREADS, memory.data(), memory.size(),
-                    [&] { paged::merge_block(p, memory.data()); });
+    void merge(const paged::params & p) {
+        gpu::launch(n_blocks, paged::N_THREADS, nullptr, 0, [&] { paged::merge_block(p); });
     }
     int multiprocessors() const { return n_blocks; }
 
@@ -41,7 +40,7 @@ struct listing_launcher {
         constexpr int rows = paged::kernel_of<BY, M_TILES, V_TILES, KNumbers, VNumbers>::work::ROWS;
         to[n++] = {of.min, of.max, BY, rows, 16 * V_TILES * (BY == paged::BY_COLUMNS ? 4 : 1), tokens, bytes};
     }
-    void merge(const paged::params &, int bytes) { to[n++] = {0, 0, 0, 0, 0, 0, bytes}; }
+    void merge(const paged::params &) { to[n++] = {}; }
     int  multiprocessors() const { return 1; }
 
     template <class Which> bool attend_with(const paged::params & p, int shared_bytes) {
@@ -69,7 +68,8 @@ paged::params params_of(const lab_paged * op) {
     p.sinks        = op->sinks;
     p.out          = op->out;
     p.d_k = op->d_k, p.d_v = op->d_v, p.n_head = op->n_head, p.n_head_kv = op->n_head_kv;
-    p.group = p.n_head / p.n_head_kv, p.n_tokens = op->n_tokens, p.n_rows = op->n_rows;
+    p.group = p.n_head / p.n_head_kv, p.n_tokens = op->n_tokens;
+    p.n_rows = p.end_row = op->n_rows;
     p.window = op->window, p.window_type = op->window_type;
     p.scale = op->scale, p.softcap = op->softcap;
     // GGML_PAGED_ATTN_FAST, _SINGLE, _PREFIXES
@@ -79,20 +79,25 @@ paged::params params_of(const lab_paged * op) {
     return p;
 }
 
-} // namespace
+// Return the table of a call with the plan for its heads and parameters.
+std::vector<int32_t> planned_table(const lab_paged * op) {
+    const int64_t                stride = paged::ROW_HEADER + op->width;
+    const ggml_paged_attn_params params = {op->scale,  op->max_bias,    op->softcap, op->block_size,
+                                           op->window, op->window_type, op->flags};
+    std::vector<int32_t>         table(op->table, op->table + op->n_rows * stride);
+    ggml_paged_attn_plan(table.data(), op->n_rows, stride, op->n_head / op->n_head_kv, &params);
+    return table;
+}
 
-const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes, int64_t workspace_bytes,
-                                bool tensor_cores, int32_t order) {
-    paged::params p = params_of(op);
+// Compute a call with the plan that its table has. Return null or an error.
+const char * run(paged::params p, int64_t width, int n_blocks, int shared_bytes, int64_t workspace_bytes) {
     if (const char * why = paged::refusal(p, shared_bytes)) {
         return why;
     }
-    const paged::workspace work = paged::workspace_of(p, op->width, workspace_bytes);
+    const paged::workspace work = paged::workspace_of(p, width, workspace_bytes);
     std::vector<float>     partial(work.bytes / sizeof(float), NAN);
-    p.partial              = partial.data();
-    gpu::tensor_cores      = tensor_cores;
-    gpu::order             = order;
-    host_launcher launcher = {n_blocks};
+    host_launcher          launcher = {n_blocks};
+    p.partial                       = partial.data();
     try {
         paged::launch(p, work.rows, shared_bytes, launcher);
     } catch (const std::logic_error &) {
@@ -101,9 +106,45 @@ const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t 
     return nullptr;
 }
 
+// Write the items of a kernel whose tiles have so many rows. Return the number of all.
+template <int TILE_ROWS>
+int32_t list_items(const paged::params & p, paged::row_range of, int n_blocks, lab_gpu_item * to, int32_t capacity) {
+    const paged::attend_plan<TILE_ROWS> plan(p, of, n_blocks);
+    for (int row = 0; row < p.n_rows; ++row) {
+        const int begin = plan.items_before(row), end = plan.items_before(row + 1);
+        for (int i = begin; i < end && i < capacity; ++i) {
+            const paged::work_item item = paged::item_of(plan, row, i - begin);
+            to[i]                       = {item.row,
+                                           item.tile,
+                                           item.head_kv,
+                                           item.split,
+                                           item.n_splits,
+                                           item.members,
+                                           (int) paged::partials_before(p, row),
+                                           item.tokens.begin,
+                                           item.tokens.end};
+        }
+    }
+    return plan.items_before(p.n_rows);
+}
+
+} // namespace
+
+const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes, int64_t workspace_bytes,
+                                bool tensor_cores, int32_t order) {
+    const std::vector<int32_t> table = planned_table(op);
+    paged::params              p     = params_of(op);
+    p.table                          = table.data();
+    gpu::tensor_cores                = tensor_cores;
+    gpu::order                       = order;
+    return run(p, op->width, n_blocks, shared_bytes, workspace_bytes);
+}
+
 const char * lab_paged_attn_emulated(const lab_paged * op) {
     static std::atomic<int32_t> n_calls{0};
-    return lab_paged_attn_gpu(op, 264, 227 << 10, paged::WORKSPACE_BYTES, true, ++n_calls);
+    gpu::tensor_cores = true;
+    gpu::order        = ++n_calls;
+    return run(params_of(op), op->width, 264, 227 << 10, paged::WORKSPACE_BYTES);
 }
 
 const char * lab_gpu_refusal(const lab_paged * op, int32_t shared_bytes) {
@@ -122,21 +163,18 @@ int64_t lab_gpu_max_partials(const lab_paged * op) {
 
 int32_t lab_gpu_items(const lab_paged * op, const lab_gpu_launch * kernel, int32_t n_blocks, lab_gpu_item * to,
                       int32_t capacity) {
-    const paged::params     p    = params_of(op);
-    paged::attend_plan      plan = {p, {kernel->min_rows, kernel->max_rows}, kernel->tile_rows, false};
-    int                     ints[paged::START_INTS];
-    const paged::row_starts starts = paged::starts_in(p, ints);
-    gpu::launch(1, paged::N_THREADS, ints, sizeof(ints), [&] {
-        paged::attend_plan own = plan; // each thread has its own
-        paged::plan_items(own, n_blocks, starts);
-        gpu::sync_block();
-        plan.share_prefixes = own.share_prefixes;
-    });
-    const int n = starts.items[starts.n];
-    for (int i = 0; i < n && i < capacity; ++i) {
-        const paged::work_item item = paged::item_of(p, plan, starts, i);
-        to[i]                       = {item.row,     item.tile,     item.head_kv,      item.split,     item.n_splits,
-                                       item.members, item.partials, item.tokens.begin, item.tokens.end};
+    const std::vector<int32_t> table = planned_table(op);
+    const paged::row_range     of    = {kernel->min_rows, kernel->max_rows};
+    paged::params              p     = params_of(op);
+    p.table                          = table.data();
+    switch (kernel->tile_rows) {
+    case 8:
+        return list_items<8>(p, of, n_blocks, to, capacity);
+    case 16:
+        return list_items<16>(p, of, n_blocks, to, capacity);
+    case 64:
+        return list_items<64>(p, of, n_blocks, to, capacity);
+    default:
+        return list_items<128>(p, of, n_blocks, to, capacity);
     }
-    return n;
 }

@@ -31,14 +31,14 @@ static int32_t blocks_of_row(int32_t length, int32_t first, int32_t block_size) 
     return (length - 1) / block_size + 1 - first;
 }
 
-// Write a row of a table for each sequence of the ubatch, with the blocks of a share of a group. A sequence's length
-// excludes its tokens in later ubatches.
+// Write a row of a table for each sequence of the ubatch, with the blocks of a part. A sequence's length excludes its
+// tokens in later ubatches.
 static void write_rows(const llama_paged_cache & cache, const llama_paged_batch & b, const ubatch_range & p,
-                       int32_t group, int32_t share, int32_t * out, size_t stride) {
+                       const paged_part & part, int32_t * out, size_t stride) {
     const int32_t block_size = cache.paged->params.block_size;
     for (int32_t s = p.s0; s < p.s1; ++s, out += stride) {
         const seq_row     row      = row_of(b, s);
-        const group_table table    = table_of(b, group, s);
+        const group_table table    = table_of(b, part.group, s);
         const int32_t     begin    = std::max(row.first, p.t0);
         const int32_t     end      = std::min(row.first + row.n_tokens, p.t1);
         const int32_t     length   = row.length - (row.first + row.n_tokens - end);
@@ -48,11 +48,11 @@ static void write_rows(const llama_paged_cache & cache, const llama_paged_batch 
         out[GGML_PAGED_ATTN_KV]    = length;
         out[GGML_PAGED_ATTN_FIRST] = table.first;
         std::transform(table.blocks, table.blocks + n_blocks, out + GGML_PAGED_ATTN_HEADER,
-                       [&](int32_t block) { return block * cache.n_shares + share; });
+                       [&](int32_t block) { return block * cache.n_shares + part.share; });
     }
 }
 
-// Fill the tables of a cache's groups.
+// Fill the tables of a cache's parts.
 static void set_tables(llama_paged_cache & cache, const llama_paged_batch & b, const ubatch_range & p) {
     const llama_paged & paged = *cache.paged;
     const int32_t       bs    = paged.params.block_size;
@@ -66,12 +66,14 @@ static void set_tables(llama_paged_cache & cache, const llama_paged_batch & b, c
     cache.width         = bucket(width, 64, paged.max_width);
     const size_t stride = GGML_PAGED_ATTN_HEADER + cache.width, of_part = paged.step.n_rows * stride;
     cache.tables.assign(cache.n_parts() * of_part, 0);
-    int32_t * rows = cache.tables.data();
-    for (const int32_t group : cache.groups) {
-        for (int32_t share = 0; share < cache.n_shares; ++share, rows += of_part) {
-            write_rows(cache, b, p, group, share, rows, stride);
-            ggml_paged_attn_find_shared(rows, p.s1 - p.s0, stride, bs);
-        }
+    int32_t *             rows    = cache.tables.data();
+    const llama_hparams & hparams = access::hparams(*cache.cache);
+    for (const paged_part & part : cache.parts) {
+        const ggml_paged_attn_params params = paged_params_of(paged, hparams, part.has_window);
+        write_rows(cache, b, p, part, rows, stride);
+        ggml_paged_attn_find_shared(rows, p.s1 - p.s0, stride, bs);
+        ggml_paged_attn_plan(rows, paged.step.n_rows, stride, part.n_queries, &params);
+        rows += of_part;
     }
 }
 

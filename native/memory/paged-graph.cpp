@@ -85,12 +85,10 @@ void llama_paged_set_slots(ggml_tensor * dst, const llama_paged_cache & cache) {
     const paged_step & step = cache.paged->step;
     const int32_t      bs   = cache.paged->params.block_size;
     auto *             data = static_cast<int64_t *>(dst->data);
-    for (const int32_t group : cache.groups) {
-        const int32_t * slots = step.slots + (size_t) group * step.token_stride;
-        for (int64_t share = 0; share < cache.n_shares; ++share) {
-            data = std::transform(slots, slots + step.n_tokens, data,
-                                  [&](int64_t slot) { return (slot / bs * cache.n_shares + share) * bs + slot % bs; });
-        }
+    for (const paged_part & part : cache.parts) {
+        const int32_t * slots = step.slots + (size_t) part.group * step.token_stride;
+        data = std::transform(slots, slots + step.n_tokens, data,
+                              [&](int64_t slot) { return (slot / bs * cache.n_shares + part.share) * bs + slot % bs; });
     }
 }
 
@@ -98,18 +96,32 @@ void llama_paged_set_tables(ggml_tensor * dst, const llama_paged_cache & cache) 
     memcpy(dst->data, cache.tables.data(), ggml_nbytes(dst));
 }
 
+bool paged_has_window(const llama_hparams & hparams, int32_t il) {
+    return hparams.swa_type != LLAMA_SWA_TYPE_NONE && hparams.is_swa(il);
+}
+
+ggml_paged_attn_params paged_params_of(const llama_paged & paged, const llama_hparams & hparams, bool has_window) {
+    ggml_paged_attn_params params = {};
+    params.block_size             = (int32_t) paged.params.block_size;
+    if (has_window) {
+        params.window      = (int32_t) hparams.n_swa;
+        params.window_type = hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED ? GGML_PAGED_ATTN_WINDOW_CHUNKED
+                                                                        : GGML_PAGED_ATTN_WINDOW_SLIDING;
+    }
+    return params;
+}
+
 static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, const llama_paged & state,
                                               float kq_scale, int il) {
     const auto &               hparams = graph.hparams;
     const llama_paged_params & paged   = state.params;
-    ggml_paged_attn_params     params  = {};
+    ggml_paged_attn_params     params  = paged_params_of(state, hparams, paged_has_window(hparams, il));
 
-    params.scale      = kq_scale;
-    params.max_bias   = hparams.f_max_alibi_bias;
-    params.softcap    = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
-    params.block_size = (int32_t) paged.block_size;
-    params.flags      = (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
-                        (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0) | step_flags(state);
+    params.scale    = kq_scale;
+    params.max_bias = hparams.f_max_alibi_bias;
+    params.softcap  = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
+    params.flags    = (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
+                      (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0) | step_flags(state);
     if (graph.arch == LLM_ARCH_GROK) { // upstream always caps, and scales after it
         if (kq_scale != 1.0f) {
             paged_fail(LLAMA_PAGED_UNSUPPORTED,
@@ -118,12 +130,17 @@ static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, c
         params.scale   = hparams.f_attn_out_scale;
         params.softcap = hparams.f_attn_logit_softcapping;
     }
-    if (hparams.swa_type != LLAMA_SWA_TYPE_NONE && hparams.is_swa(il)) {
-        params.window      = (int32_t) hparams.n_swa;
-        params.window_type = hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED ? GGML_PAGED_ATTN_WINDOW_CHUNKED
-                                                                        : GGML_PAGED_ATTN_WINDOW_SLIDING;
-    }
     return params;
+}
+
+// Throw if the table of a layer is planned for other attention.
+static void check_plan(const llama_paged_cache & cache, const ggml_tensor * q, const ggml_tensor * k, bool has_window,
+                       int il) {
+    const paged_part & part = cache.parts[cache.part_of[llama_paged_access::own_layer(*cache.cache, il)]];
+    if (q->ne[1] != part.n_queries * k->ne[1] || has_window != part.has_window) {
+        paged_fail(LLAMA_PAGED_UNSUPPORTED,
+                   "layer " + std::to_string(il) + " has other query heads or another window than its cache");
+    }
 }
 
 ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
@@ -139,6 +156,7 @@ ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tenso
     if (const char * why = ggml_paged_attn_check(q, k, v, table, sinks, &params)) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, layer + why);
     }
+    check_plan(cache, q, k, params.window_type != GGML_PAGED_ATTN_WINDOW_NONE, il);
 
     ggml_context * ctx = graph.ctx0;
     ggml_tensor *  cur = ggml_paged_attn(ctx, q, k, v, table, sinks, params);

@@ -74,6 +74,17 @@ static int32_t shares_of(const device_pool & pool, const access::layer & l) {
     return (int32_t) n;
 }
 
+// Add the next layer of a cache to its part.
+static void add_to_part(llama_paged_cache & cache, uint32_t il, int32_t group, int32_t share) {
+    const llama_hparams & hparams = access::hparams(*cache.cache);
+    const paged_part      part    = {group, share, (int32_t) hparams.n_gqa(il), paged_has_window(hparams, il)};
+    const auto            found   = std::find(cache.parts.begin(), cache.parts.end(), part);
+    cache.part_of.push_back((int32_t) (found - cache.parts.begin()));
+    if (found == cache.parts.end()) {
+        cache.parts.push_back(part);
+    }
+}
+
 // Return the storage of a layer: the next one of its device that its group does not use. With one group, each layer has
 // a storage with rows of its own; otherwise all have the longest rows of the model, and layers with shorter ones share
 // a storage.
@@ -91,8 +102,7 @@ static size_t storage_of(llama_paged & paged, device_pool & pool, llama_paged_ca
         invalid("layer " + std::to_string(l.il) +
                 ": its rows are not as long as the ones of other layers of its group");
     }
-    const auto index = std::distance(cache.groups.begin(), std::find(cache.groups.begin(), cache.groups.end(), group));
-    cache.part_of.push_back((int32_t) index * cache.n_shares + n % cache.n_shares);
+    add_to_part(cache, l.il, group, n % cache.n_shares);
     const size_t i = n / cache.n_shares;
     if (i == pool.storages.size()) {
         const access::layer & rows = alone ? l : pool.longest;

@@ -11,6 +11,7 @@
 #include "llama-model.h"
 
 #include "ggml-cpp.h"
+#include "paged-attn.h"
 
 #include <cstdint>
 #include <stdexcept>
@@ -65,24 +66,35 @@ struct paged_ubatch_buffers {
 
 struct llama_paged;
 
+// Layers with the same slots and table: of one group and share, with the same attention.
+struct paged_part {
+    int32_t group, share;
+    int32_t n_queries; // query heads of a KV head
+    bool    has_window;
+
+    bool operator==(const paged_part & b) const {
+        return group == b.group && share == b.share && n_queries == b.n_queries && has_window == b.has_window;
+    }
+};
+
 // Paged mode of one of upstream's caches: of the layers without a window, or of the layers with one.
 //
 // If the rows of its layers are n_shares times as short as the longest rows of the model, that many layers of a group
-// share a block, each a part of it: share i of block b is block b * n_shares + i of the layer's own tensors. An input
-// of the graph has a part for each group and share.
+// share a block, each a part of it: share i of block b is block b * n_shares + i of the layer's own tensors.
 struct llama_paged_cache {
     llama_paged *            paged       = nullptr;
     llama_kv_cache *         cache       = nullptr;
     bool                     is_windowed = false;
     std::vector<int32_t>     groups;       // of its layers, in rising order
     int32_t                  n_shares = 1; // layers that share a block
-    std::vector<int32_t>     part_of;   // of each of the cache's own layers: index in `groups` * n_shares + its share
-    int32_t                  width = 0; // of the current tables: blocks, rounded up so that more steps reuse a graph
-    std::vector<int32_t>     tables;    // [parts][n_rows][header + width]
-    std::vector<paged_input> inputs;    // of the graph that was built last: tables, slots of K, slots of V
+    std::vector<paged_part>  parts;        // of the inputs of a graph
+    std::vector<int32_t>     part_of;      // of each of the cache's own layers: index in `parts`
+    int32_t                  width = 0;    // of the current tables: blocks, rounded up so that more steps reuse a graph
+    std::vector<int32_t>     tables;       // [parts][n_rows][header + width]
+    std::vector<paged_input> inputs;       // of the graph that was built last: tables, slots of K, slots of V
 
     // A cache without layers has inputs that nothing uses.
-    int64_t n_parts() const { return groups.empty() ? 1 : (int64_t) groups.size() * n_shares; }
+    int64_t n_parts() const { return parts.empty() ? 1 : (int64_t) parts.size(); }
 };
 
 // K and V tensors of the pool that one layer of each group uses.
@@ -143,6 +155,8 @@ struct llama_paged_access {
     // start a step as llama_decode does
     static void begin(llama_context & c, int32_t n_tokens, int32_t n_outputs);
 
+    static const llama_hparams & hparams(const llama_kv_cache & cache) { return cache.hparams; }
+
     static std::vector<layer> & layers(llama_kv_cache & cache) { return cache.layers; }
     static auto &               buffers(llama_kv_cache & cache) { return cache.ctxs_bufs; }
     static bool &               v_trans(llama_kv_cache & cache) { return cache.v_trans; }
@@ -183,6 +197,12 @@ struct paged_caches {
 
 // Return the caches and states of a memory. Throw if it cannot be paged, with the reason.
 paged_caches paged_caches_of(llama_memory_i * memory, const llama_model & model);
+
+// Return whether a layer attends a window.
+bool paged_has_window(const llama_hparams & hparams, int32_t il);
+
+// Return the operator's parameters that the layers of a part have in common.
+ggml_paged_attn_params paged_params_of(const llama_paged & paged, const llama_hparams & hparams, bool has_window);
 
 // Return the paged mode of a context. Throw if it has none.
 llama_paged & paged_of(llama_context * ctx);

@@ -102,24 +102,6 @@ const char * ggml_paged_attn_check(const struct ggml_tensor * q, const struct gg
     return NULL;
 }
 
-static int64_t n_blocks(const int32_t * row, int32_t block_size) {
-    const bool whole = row[GGML_PAGED_ATTN_NQ] > 0 && row[GGML_PAGED_ATTN_FIRST] == 0;
-    return whole ? ((int64_t) row[GGML_PAGED_ATTN_KV] + block_size - 1) / block_size : 0;
-}
-
-void ggml_paged_attn_find_shared(int32_t * table, int64_t n_rows, int64_t stride, int32_t block_size) {
-    const int32_t * before = NULL;
-    for (int32_t * row = table; row != table + n_rows * stride; row += stride) {
-        const int64_t own = n_blocks(row, block_size), others = before ? n_blocks(before, block_size) : 0;
-        int32_t       n = 0;
-        while (n < own && n < others && row[GGML_PAGED_ATTN_HEADER + n] == before[GGML_PAGED_ATTN_HEADER + n]) {
-            ++n;
-        }
-        row[GGML_PAGED_ATTN_SHARED] = n;
-        before                      = row;
-    }
-}
-
 struct ggml_tensor * ggml_paged_attn(struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * k,
                                      struct ggml_tensor * v, struct ggml_tensor * table, struct ggml_tensor * sinks,
                                      struct ggml_paged_attn_params params) {

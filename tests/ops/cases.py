@@ -93,7 +93,8 @@ def make_table(case: Case, rng: np.random.Generator) -> tuple[Table, int, int]:
     for row, (n_q, length), n in zip(table, case.sequences, needs, strict=False):
         q0 += case.loose_rows
         first = reference.first_visible(case.params, length - n_q) // size if case.trimmed and n_q else 0
-        row[:HEADER] = q0, n_q, length, 0, first
+        row[:HEADER] = 0
+        row[:5] = q0, n_q, length, 0, first
         blocks = np.concatenate((ids[:shared], ids[taken : taken + n - shared]))[first:]
         row[HEADER : HEADER + len(blocks)] = blocks
         taken, q0 = taken + n - shared, q0 + n_q

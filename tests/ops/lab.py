@@ -36,7 +36,7 @@ KV_TYPES = {
 #: of weights too
 TYPES = {**KV_TYPES, "q4_k": 12, "q5_k": 13, "q6_k": 14, "iq4_xs": 23, "mxfp4": 39}
 QUANTIZED = tuple(name for name in KV_TYPES if name not in ("f32", "f16", "bf16"))
-HEADER = 5
+HEADER = 20
 """Integers in front of the block ids of a table row."""
 WINDOWS = {"none": 0, "sliding": 1, "chunked": 2}
 DETERMINISTIC = 1
@@ -302,7 +302,7 @@ def paged_attention(
     """The operator on the arrays themselves; returns (out, seconds of each repetition).
 
     q [n_tokens, n_head, d_k]; k and v [n_slots, n_head_kv, row bytes], v None for a view of k; these may be
-    strided views whose last axis is contiguous. table [n_rows, 5 + width]; out [n_tokens, n_head, d_v].
+    strided views whose last axis is contiguous. table [n_rows, HEADER + width]; out [n_tokens, n_head, d_v].
     ValueError carries the sentence with which the operator refused.
     """
     out = np.empty((q.shape[0], heads.n_head, heads.d_v), np.float32) if out is None else out

@@ -29,7 +29,8 @@ GPU_FN void sync_block() { __syncthreads(); }
 template <class T> GPU_FN T shuffle(T value, int from) { return __shfl_sync(0xffffffff, value, from); }
 template <class T> GPU_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffff, value, mask); }
 GPU_FN bool                 any(bool x) { return __any_sync(0xffffffff, x); }
-template <class T> GPU_FN T shuffle_up(T value, int by) { return __shfl_up_sync(0xffffffff, value, by); }
+// Return the first lane with a true x, if any has.
+GPU_FN int first_lane(bool x) { return __ffs((int) __ballot_sync(0xffffffff, x)) - 1; }
 
 // The backend is compiled with fast math: exp2 is exact to 2 units in the last place, but its tanh not to 11 bits.
 GPU_FN float exp2(float x) { return exp2f(x); }

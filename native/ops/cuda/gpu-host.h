@@ -5,6 +5,7 @@
 #include "gpu-fibers.h"
 #include "gpu-numbers.h"
 
+#include <algorithm>
 #include <cmath>
 
 #define GPU_FN inline
@@ -50,14 +51,15 @@ template <class T> T exchange(T value, int from) {
 }
 template <class T> T shuffle(T value, int from) { return exchange(value, from); }
 template <class T> T shuffle_xor(T value, int mask) { return exchange(value, lane() ^ mask); }
-template <class T> T shuffle_up(T value, int by) { return exchange(value, lane() < by ? lane() : lane() - by); }
 
-inline bool any(bool x) {
+inline int first_lane(bool x) {
+    int lane_of = x ? lane() : 32;
     for (int mask = 1; mask < 32; mask *= 2) {
-        x = shuffle_xor(x, mask) || x;
+        lane_of = std::min(lane_of, shuffle_xor(lane_of, mask));
     }
-    return x;
+    return lane_of;
 }
+inline bool any(bool x) { return first_lane(x) < 32; }
 
 inline float exp2(float x) { return ::exp2f(x); }
 inline float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2(x * 2.8853900817779268f)); } // as in gpu-cuda.h

@@ -24,10 +24,19 @@ static_assert((int) PAGE_F32 == (int) GGML_TYPE_F32 && (int) PAGE_F16 == (int) G
 static_assert((int) WINDOW_SLIDING == (int) GGML_PAGED_ATTN_WINDOW_SLIDING &&
                   (int) WINDOW_CHUNKED == (int) GGML_PAGED_ATTN_WINDOW_CHUNKED,
               "windows must have the operator's numbers");
-static_assert((int) ROW_Q0 == (int) GGML_PAGED_ATTN_Q0 && (int) ROW_NQ == (int) GGML_PAGED_ATTN_NQ &&
-                  (int) ROW_LENGTH == (int) GGML_PAGED_ATTN_KV && (int) ROW_SHARED == (int) GGML_PAGED_ATTN_SHARED &&
-                  (int) ROW_FIRST == (int) GGML_PAGED_ATTN_FIRST && (int) ROW_HEADER == (int) GGML_PAGED_ATTN_HEADER,
-              "rows of the table must have the operator's layout");
+static_assert(
+    (int) ROW_Q0 == (int) GGML_PAGED_ATTN_Q0 && (int) ROW_NQ == (int) GGML_PAGED_ATTN_NQ &&
+        (int) ROW_LENGTH == (int) GGML_PAGED_ATTN_KV && (int) ROW_FIRST == (int) GGML_PAGED_ATTN_FIRST &&
+        (int) ROW_BEGIN == (int) GGML_PAGED_ATTN_BEGIN && (int) ROW_SHIFT == (int) GGML_PAGED_ATTN_SHIFT &&
+        (int) ROW_COMMON == (int) GGML_PAGED_ATTN_COMMON && (int) ROW_VERY_FEW == (int) GGML_PAGED_ATTN_VERY_FEW &&
+        (int) ROW_FEW == (int) GGML_PAGED_ATTN_FEW && (int) ROW_TILES_16 == (int) GGML_PAGED_ATTN_TILES_16 &&
+        (int) ROW_TILES_64 == (int) GGML_PAGED_ATTN_TILES_64 &&
+        (int) ROW_TILES_128 == (int) GGML_PAGED_ATTN_TILES_128 && (int) ROW_SAVED_8 == (int) GGML_PAGED_ATTN_SAVED_8 &&
+        (int) ROW_SAVED_16 == (int) GGML_PAGED_ATTN_SAVED_16 && (int) ROW_SAVED_64 == (int) GGML_PAGED_ATTN_SAVED_64 &&
+        (int) ROW_SAVED_128 == (int) GGML_PAGED_ATTN_SAVED_128 && (int) ROW_MERGED == (int) GGML_PAGED_ATTN_MERGED &&
+        (int) ROW_PARTIALS == (int) GGML_PAGED_ATTN_PARTIALS && (int) ROW_QUERIES == (int) GGML_PAGED_ATTN_QUERIES &&
+        (int) ROW_HEADER == (int) GGML_PAGED_ATTN_HEADER,
+    "rows of the table must have the operator's layout");
 
 // Return the address of a tensor; before memory is allocated, its offset. Buffers begin at multiples of 128.
 static const char * address(const ggml_tensor * x) {

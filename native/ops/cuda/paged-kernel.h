@@ -45,22 +45,41 @@ struct block_items {
     }
 };
 
+// Find the rows of the table of items `first` .. first + n - 1 of this block. `split` becomes an item's number among
+// those of its row. Each thread looks at a row; `before`: items before the first one.
+template <class Plan>
+GPU_FN void find_rows(const Plan & plan, const block_items & own, int before, int first, int n, work_item * items) {
+    GPU_ROLLED
+    for (int row = plan.p.first_row + gpu::thread(); row < plan.p.end_row; row += N_THREADS) {
+        const int begin = plan.items_before(row) - before, end = plan.items_before(row + 1) - before;
+        GPU_ROLLED
+        for (int i = 0; i < n; ++i) {
+            const int number = own[first + i];
+            if (number >= begin && number < end) {
+                items[i].row   = row;
+                items[i].split = number - begin;
+            }
+        }
+    }
+}
+
 template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
 GPU_FN void attend_items(const params & p, row_range of, int tokens, char * memory) {
     using work = typename kernel_of<BY, M_TILES, V_TILES, KNumbers, VNumbers>::work;
 
-    const layout     at     = layout_of<KNumbers, VNumbers>(p, BY, work::ROWS, BY == BY_TOKENS ? GROUP : tokens);
-    const row_starts starts = starts_in(p, (int *) (memory + at.starts));
-    attend_plan      plan   = {p, of, work::ROWS, false};
+    const layout at = layout_of<KNumbers, VNumbers>(p, BY, work::ROWS, BY == BY_TOKENS ? GROUP : tokens);
     gpu::let_next_kernel_begin();
-    plan_items(plan, gpu::n_blocks(), starts);
-    const block_items own(BY, starts.items[starts.n]);
-    work_item *       items = (work_item *) (memory + at.items);
+    const attend_plan<work::ROWS> plan(p, of, gpu::n_blocks());
+    const int                     before = plan.items_before(p.first_row);
+    const block_items             own(BY, plan.items_before(p.end_row) - before);
+    work_item *                   items = (work_item *) (memory + at.items);
     for (int first = 0; first < own.n; first += MAX_PLANNED) {
         int n = own.n - first < MAX_PLANNED ? own.n - first : MAX_PLANNED;
         n -= own[first + n - 1] >= own.all; // the last round may lack it
-        if (gpu::thread() < n) {            // each thread finds one item
-            items[gpu::thread()] = item_of(p, plan, starts, own[first + gpu::thread()]);
+        find_rows(plan, own, before, first, n, items);
+        gpu::sync_block();
+        if (gpu::thread() < n) { // each thread completes one item
+            items[gpu::thread()] = item_of(plan, items[gpu::thread()].row, items[gpu::thread()].split);
         }
         gpu::sync_block();
         if (gpu::thread() + 1 < n) {

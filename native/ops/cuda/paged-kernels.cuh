@@ -37,8 +37,7 @@ __global__ void __launch_bounds__(N_THREADS, min_blocks(BY, M_TILES, V_TILES, KN
 }
 
 static __global__ void __launch_bounds__(N_THREADS, 4) merge_kernel(const __grid_constant__ params p) {
-    extern __shared__ __align__(16) char memory[];
-    merge_block(p, memory);
+    merge_block(p);
 }
 
 } // namespace paged

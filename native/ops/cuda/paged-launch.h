@@ -65,7 +65,7 @@ bool launch_few(const params & p, row_range few, int shared_bytes, Launcher & la
     return launch_wide<KNumbers, VNumbers>(p, few, shared_bytes, launcher);
 }
 
-constexpr int FEW_ROWS = 2 * Q_TILE; // packed rows of the kernels for few rows
+static_assert(VERY_FEW_ROWS == Q_TILE && FEW_ROWS == 2 * Q_TILE, "the kernels for few rows have one tile or two");
 
 // Launch the kernels for sequences of very few, few and many rows, and the merge. Only kernels that may have a
 // sequence: each has `group` rows or more, and exactly so many if all have one query. Shared prefixes want tiles that
@@ -96,7 +96,7 @@ bool launch_all(const params & p, int shared_bytes, Launcher & launcher) {
         !launch_wide<KNumbers, VNumbers>(p, many, shared_bytes, launcher)) {
         return false;
     }
-    launcher.merge(p, START_INTS * (int) sizeof(int));
+    launcher.merge(p);
     return true;
 }
 
@@ -115,7 +115,7 @@ bool launch_by_size(const params & p, int shared_bytes, Launcher & launcher) {
     if (p.d_v > 512 || !launch_wide<KNumbers, VNumbers>(p, {1, INT32_MAX}, shared_bytes, launcher)) {
         return false;
     }
-    launcher.merge(p, START_INTS * (int) sizeof(int));
+    launcher.merge(p);
     return true;
 }
 
@@ -205,6 +205,13 @@ template <class Launcher> bool launch_part(const params & p, int shared_bytes, L
     }
 }
 
+// Return an upper bound of the rows of `partial`, from shapes alone.
+inline int64_t max_partials(int64_t n_tokens, int64_t n_rows, int64_t n_head, int64_t width_tokens) {
+    const int64_t few    = n_rows * MAX_SPLIT_QUERIES;
+    const int64_t tokens = width_tokens + SPLIT_ALIGN; // the first split may begin before the table
+    return (n_tokens < few ? n_tokens : few) * n_head * most_kv_splits(tokens);
+}
+
 // Memory for partial results, and the rows of the table whose partial results fit into it.
 struct workspace {
     int64_t bytes;
@@ -227,15 +234,12 @@ inline workspace workspace_of(const params & p, int64_t width, int64_t most) {
 
 // Launch a call whose `p.partial` is a workspace for `rows` rows of the table at a time. Return false as launch_part.
 template <class Launcher> bool launch(params p, int rows, int shared_bytes, Launcher & launcher) {
-    p.whole_table = p.table;
-    p.n_whole     = p.n_rows;
-    for (int first = 0; first == 0 || first < p.n_whole; first += rows) {
-        p.n_rows = p.n_whole - first < rows ? p.n_whole - first : rows;
+    for (int first = 0; first == 0 || first < p.n_rows; first += rows) {
+        p.first_row = first;
+        p.end_row   = p.n_rows - first < rows ? p.n_rows : first + rows;
         if (!launch_part(p, shared_bytes, launcher)) {
             return false;
         }
-        p.table += rows * p.table_stride;
-        p.whole_table = nullptr; // zeroed once
     }
     return true;
 }
@@ -280,7 +284,7 @@ inline void set_block_size(params & p, int block_size) {
 // Launches nothing, to check whether a call would be launched.
 struct no_launcher {
     template <division, int, int, class, class> void attend(const params &, row_range, int, int) {}
-    void                                             merge(const params &, int) {}
+    void                                             merge(const params &) {}
     int                                              multiprocessors() const { return 1; }
 
     template <class Which> bool attend_with(const params & p, int shared_bytes) {

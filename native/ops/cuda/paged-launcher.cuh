@@ -14,8 +14,8 @@ constexpr int MAX_DEVICES = 64;
 
 // What a kernel does on a device with so many bytes of shared memory for each thread block.
 struct residence {
-    int  bytes = 0, blocks = 0; // blocks that run at once on the whole device
-    bool waits = false;         // its machine code can wait for the kernel before it, so that it may begin earlier
+    int  bytes = -1, blocks = 0; // blocks that run at once on the whole device
+    bool waits = false;          // its machine code can wait for the kernel before it, so that it may begin earlier
 };
 
 template <auto * kernel> cudaError_t measure(int device, int bytes, residence & it) {
@@ -96,8 +96,8 @@ struct cuda_launcher {
         run<attend_kernel<BY, M_TILES, V_TILES, KNumbers, VNumbers>>(false, INT32_MAX, bytes, p, of, tokens);
     }
     int  multiprocessors() const { return n_multiprocessors; }
-    void merge(const params & p, int bytes) { // a warp for each piece of an output row
-        run<merge_kernel>(true, ceil_div(p.n_tokens * p.n_head * merged_pieces(p), N_WARPS), bytes, p);
+    void merge(const params & p) { // a warp for each piece of an output row
+        run<merge_kernel>(true, ceil_div(p.n_tokens * p.n_head * merged_pieces(p), N_WARPS), 0, p);
     }
 
     template <class Which> bool attend_with(const params & p, int shared_bytes); // in paged-kernels-*.cu

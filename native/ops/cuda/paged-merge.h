@@ -9,18 +9,7 @@ constexpr int MERGED_COLUMNS = 32; // of a row, by one warp: eight lanes have th
 
 GPU_BOTH int merged_pieces(const params & p) { return ceil_div(p.d_v, MERGED_COLUMNS); }
 
-// Work of the merge: an item for each piece of an output row with KV splits.
-struct merge_plan {
-    const params & p;
-
-    GPU_FN row_work operator()(int row) const {
-        const sequence s = sequence_of(p, row);
-        const int      n = n_partials(p, s);
-        return {n ? s.n_q * p.n_head * merged_pieces(p) : 0, n, 0};
-    }
-};
-
-static_assert(MAX_SPLITS <= 32, "each lane has the weight of a split, and the columns of every fourth one");
+static_assert(MAX_KV_SPLITS <= 32, "each lane has the weight of a split, and the columns of every fourth one");
 
 // Merge the partial results of some columns of an output row, by one warp. Lanes 8k to 8k + 7 have splits k, k + 4, ...
 GPU_FN void merge_piece(const params & p, const float * partial, int n, int head, int first, float * out) {
@@ -29,9 +18,9 @@ GPU_FN void merge_piece(const params & p, const float * partial, int n, int head
     const float * from    = partial + (column < p.d_v ? column : 0);
     const float   maximum = lane < n ? state[0] : -INFINITY;
     float         top     = maximum;
-    floats4       each[MAX_SPLITS / 4]; // loaded before their weights are known
+    floats4       each[MAX_KV_SPLITS / 4]; // loaded before their weights are known
     GPU_UNROLL
-    for (int i = 0; i < MAX_SPLITS / 4; ++i) {
+    for (int i = 0; i < MAX_KV_SPLITS / 4; ++i) {
         if (4 * i < n) {
             const int split = 4 * i + own;
             each[i]         = *(const floats4 *) (from + (split < n ? split : n - 1) * stride);
@@ -49,7 +38,7 @@ GPU_FN void merge_piece(const params & p, const float * partial, int n, int head
     }
     floats4 sum = {};
     GPU_UNROLL
-    for (int i = 0; i < MAX_SPLITS / 4; ++i) {
+    for (int i = 0; i < MAX_KV_SPLITS / 4; ++i) {
         if (4 * i < n) {
             const float of_split = gpu::shuffle(weight, 4 * i + own); // 0 after the last
             GPU_UNROLL
@@ -70,70 +59,62 @@ GPU_FN void merge_piece(const params & p, const float * partial, int n, int head
     }
 }
 
-// Return the sum over all threads of the block.
-GPU_FN int sum_of_block(int x, int * scratch) {
-    GPU_UNROLL
-    for (int mask = 16; mask; mask /= 2) {
-        x += gpu::shuffle_xor(x, mask);
+// Return the first row of the table, from `row` on, whose sum is larger than a number; a row after the table if none
+// is. For all lanes of a warp.
+GPU_FN int find_row(const params & p, int row, row_field sum, int number) {
+    for (; row < p.n_rows; row += 32) {
+        const int  own   = row + gpu::lane();
+        const bool later = own < p.n_rows && row_at(p, own)[sum] > number;
+        if (gpu::any(later)) {
+            return row + gpu::first_lane(later);
+        }
     }
-    gpu::sync_block(); // all threads have read the scratch of the last sum
-    if (gpu::lane() == 0) {
-        scratch[gpu::warp()] = x;
-    }
-    gpu::sync_block();
-    x = 0;
-    for (int w = 0; w < gpu::n_threads() / 32; ++w) {
-        x += scratch[w];
-    }
-    return x;
+    return p.n_rows;
 }
 
 // Zero the output rows that belong to no sequence.
-GPU_FN void clear_uncovered(const params & p, int * scratch) {
-    int covered = 0;
-    for (int row = gpu::thread(); row < p.n_whole; row += gpu::n_threads()) {
-        covered += sequence_in(p, p.whole_table, row).n_q;
-    }
-    if (sum_of_block(covered, scratch) == p.n_tokens) {
+GPU_FN void clear_uncovered(const params & p) {
+    if (sum_before(p, p.n_rows, ROW_QUERIES) == p.n_tokens) {
         return;
     }
-    for (int token = gpu::block(); token < p.n_tokens; token += gpu::n_blocks()) {
-        int found = 0;
-        for (int row = gpu::thread(); row < p.n_whole; row += gpu::n_threads()) {
-            const sequence s = sequence_in(p, p.whole_table, row);
-            found += token >= s.q0 && token - s.q0 < s.n_q;
+    const int n_warps = gpu::n_threads() / 32;
+    for (int token = gpu::block() * n_warps + gpu::warp(); token < p.n_tokens; token += gpu::n_blocks() * n_warps) {
+        bool found = false;
+        for (int row = gpu::lane(); row < p.n_rows; row += 32) {
+            const sequence s = sequence_of(p, row);
+            found            = found || (token >= s.q0 && token - s.q0 < s.n_q);
         }
-        if (sum_of_block(found, scratch) == 0) {
-            for (int i = gpu::thread(); i < p.n_head * p.d_v; i += gpu::n_threads()) {
+        if (!gpu::any(found)) {
+            for (int i = gpu::lane(); i < p.n_head * p.d_v; i += 32) {
                 p.out[(int64_t) token * p.n_head * p.d_v + i] = 0.0f;
             }
         }
     }
 }
 
-// Merge all output rows with KV splits, and zero rows without a sequence.
-GPU_FN void merge_block(const params & p, char * memory) {
-    const row_starts starts = starts_in(p, (int *) memory);
-    const merge_plan plan   = {p};
-    if (p.whole_table != nullptr) { // before the wait: these rows have no other writer
-        clear_uncovered(p, (int *) memory);
-        gpu::sync_block();
+// Merge all output rows with KV splits, and zero rows without a sequence. A warp merges a piece of an output row.
+GPU_FN void merge_block(const params & p) {
+    if (p.first_row == 0) { // before the wait: these rows have no other writer
+        clear_uncovered(p);
     }
-    scan_rows(p, plan, starts);
-    const int n_warps = gpu::n_threads() / 32, pieces = merged_pieces(p);
+    const int n_warps = gpu::n_threads() / 32, pieces = merged_pieces(p), pieces_of_query = p.n_head * pieces;
+    const int before = sum_before(p, p.first_row, ROW_MERGED), end = sum_before(p, p.end_row, ROW_MERGED);
+    int       row    = p.first_row;
     bool      waited = false;
-    for (int number = gpu::block() * n_warps + gpu::warp(); number < starts.items[starts.n];
+    for (int number = gpu::block() * n_warps + gpu::warp(); number < (end - before) * pieces_of_query;
          number += gpu::n_blocks() * n_warps) {
-        const row_position at = find_row(plan, starts, number);
-        const sequence     s  = sequence_of(p, at.row);
-        const int          i = (number - at.before.items) / pieces, piece = (number - at.before.items) % pieces;
-        const int          n = n_splits(p, s);
+        const int query  = before + number / pieces_of_query;
+        row              = find_row(p, row, ROW_MERGED, query);
+        const int j      = query - sum_before(p, row, ROW_MERGED);
+        const int n      = n_splits(row_at(p, row));
+        const int i      = j * p.n_head + number % pieces_of_query / pieces;
+        const int column = number % pieces * MERGED_COLUMNS;
         if (!waited) { // as late as possible
             gpu::wait_for_last_kernel();
             waited = true;
         }
-        merge_piece(p, p.partial + ((int64_t) at.before.partials + (int64_t) i * n) * partial_floats(p), n,
-                    i % p.n_head, MERGED_COLUMNS * piece, p.out + ((int64_t) s.q0 * p.n_head + i) * p.d_v);
+        merge_piece(p, p.partial + (partials_before(p, row) + (int64_t) i * n) * partial_floats(p), n, i % p.n_head,
+                    column, p.out + ((int64_t) row_at(p, row)[ROW_Q0] * p.n_head + i) * p.d_v);
     }
     if (!waited) { // a kernel ends after the one before it
         gpu::wait_for_last_kernel();

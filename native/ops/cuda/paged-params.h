@@ -1,6 +1,7 @@
 // Parameters of one call of the operator: pointers, strides in bytes, shapes, and the sequences of the block table.
 #pragma once
 
+#include "../kv-splits.h"
 #include "gpu.h"
 
 #include <cstdint>
@@ -22,8 +23,30 @@ enum page_type {
 
 enum window_kind { WINDOW_NONE = 0, WINDOW_SLIDING = 1, WINDOW_CHUNKED = 2 };
 
-// Integers before the block ids in a row of the table.
-enum row_field { ROW_Q0 = 0, ROW_NQ = 1, ROW_LENGTH = 2, ROW_SHARED = 3, ROW_FIRST = 4, ROW_HEADER = 5 };
+// Integers before the block ids in a row of the table, as in paged-attn.h. The ones from ROW_VERY_FEW on are sums over
+// this row and all rows before it.
+enum row_field {
+    ROW_Q0        = 0,
+    ROW_NQ        = 1,
+    ROW_LENGTH    = 2,
+    ROW_FIRST     = 4,
+    ROW_BEGIN     = 5,
+    ROW_SHIFT     = 6,
+    ROW_COMMON    = 7,
+    ROW_VERY_FEW  = 8,
+    ROW_FEW       = 9,
+    ROW_TILES_16  = 10,
+    ROW_TILES_64  = 11,
+    ROW_TILES_128 = 12,
+    ROW_SAVED_8   = 13,
+    ROW_SAVED_16  = 14,
+    ROW_SAVED_64  = 15,
+    ROW_SAVED_128 = 16,
+    ROW_MERGED    = 17,
+    ROW_PARTIALS  = 18,
+    ROW_QUERIES   = 19,
+    ROW_HEADER    = 20
+};
 
 struct pages { // K or V of one layer
     const char * data;
@@ -45,13 +68,12 @@ struct params {
     const float *   sinks;        // null: none
     float *         out;          // [n_tokens][n_head][d_v]
     float *         partial;      // partial results of KV splits, see paged-softmax.h
-    const int32_t * whole_table;  // null: output rows of no sequence need not be zeroed
-    int             n_whole;      // rows of the whole table, of which `table` may be a part
 
     int   d_k, d_v;
     int   n_head, n_head_kv, group;
     int   n_tokens;                // query rows of the call
     int   n_rows;                  // of `table`
+    int   first_row, end_row;      // of `table`, for which kernels compute: all, or some if `partial` is too small
     int   v_is_k;                  // V is a view of K and read once
     int   block_size, block_shift; // block_size = 1 << block_shift, or -1
     int   groups_whole;            // sixteen tokens from a multiple of sixteen on are in one block
@@ -67,18 +89,20 @@ struct params {
 
 struct sequence {
     int             q0, n_q, length;
-    int             shared; // leading blocks shared with the row before
-    int             first;  // blocks before blocks[0], all before the window of the first query
+    int             first; // blocks before blocks[0], all before the window of the first query
     const int32_t * blocks;
 
     GPU_FN int position(int j) const { return length - n_q + j; }
 };
 
-GPU_FN sequence sequence_in(const params & p, const int32_t * table, int row) {
-    const int32_t * entry = table + row * p.table_stride;
-    return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry[ROW_SHARED], entry[ROW_FIRST], entry + ROW_HEADER};
+GPU_FN const int32_t * row_at(const params & p, int row) { return p.table + row * p.table_stride; }
+GPU_FN sequence        sequence_of(const params & p, int row) {
+    const int32_t * entry = row_at(p, row);
+    return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry[ROW_FIRST], entry + ROW_HEADER};
 }
-GPU_FN sequence sequence_of(const params & p, int row) { return sequence_in(p, p.table, row); }
+
+// Return a sum over the rows before this one.
+GPU_FN int sum_before(const params & p, int row, row_field sum) { return row > 0 ? row_at(p, row - 1)[sum] : 0; }
 
 // Return the first position that a query at `position` attends. The last one is its own.
 GPU_FN int first_visible(const params & p, int position) {

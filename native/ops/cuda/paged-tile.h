@@ -18,7 +18,6 @@ constexpr int GROUP           = 16; // tokens
 constexpr int MAX_TILE_TOKENS = 64;
 constexpr int STEP_TOKENS     = GROUP * N_WARPS; // of all warps, if each has tokens of its own
 static_assert(N_STAGES >= 2, "a stage is filled while another is computed; more stages are not used");
-static_assert(N_WARPS <= 32, "scan_rows has room for the sums of 32 warps");
 
 GPU_BOTH int larger(int a, int b) { return a > b ? a : b; }
 GPU_BOTH int number_stride(int d) { return 2 * round_up(d, UNIT) + PAD; }
@@ -48,8 +47,7 @@ template <class KNumbers> GPU_BOTH int query_terms(const params & p, division by
 // owner before it.
 struct layout {
     int tokens; // of an owner's tile
-    int q, stages, stage_bytes, v_raw, k, v, converted_bytes, weights, maxima, positions, output_rows, starts, items,
-        total;
+    int q, stages, stage_bytes, v_raw, k, v, converted_bytes, weights, maxima, positions, output_rows, items, total;
 };
 
 GPU_BOTH int weight_stride(int tokens) { return 2 * tokens + PAD; }
@@ -83,8 +81,7 @@ GPU_BOTH layout layout_of(const params & p, division by, int rows, int tokens) {
     }
     l.positions   = l.maxima + (by == BY_ROWS ? 0 : 2 * rows * N_WARPS * (int) sizeof(float));
     l.output_rows = l.positions + rows * (int) sizeof(int);
-    l.starts      = l.output_rows + rows * (int) sizeof(int);
-    l.items       = l.starts + START_INTS * (int) sizeof(int);
+    l.items       = l.output_rows + rows * (int) sizeof(int);
     l.total       = l.items + MAX_PLANNED * (int) sizeof(work_item);
     return l;
 }
