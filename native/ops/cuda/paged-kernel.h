@@ -63,29 +63,40 @@ GPU_FN void find_rows(const Plan & plan, const block_items & own, int before, in
     }
 }
 
+// Write this block's items from `first` on, at most MAX_PLANNED, and return their number. For all threads.
+template <division BY, int TILE_ROWS>
+GPU_FN int plan_items(const params & p, row_range of, int first, work_item * items) {
+    const attend_plan<TILE_ROWS> plan(p, of, gpu::n_blocks());
+    const int                    before = plan.items_before(p.first_row);
+    const block_items            own(BY, plan.items_before(p.end_row) - before);
+    int                          n = own.n - first < MAX_PLANNED ? own.n - first : MAX_PLANNED;
+    if (n <= 0) {
+        return 0;
+    }
+    n -= own[first + n - 1] >= own.all; // the last round may lack it
+    find_rows(plan, own, before, first, n, items);
+    gpu::sync_block();
+    if (gpu::thread() < n) { // each thread completes one item
+        items[gpu::thread()] = item_of(plan, items[gpu::thread()].row, items[gpu::thread()].split);
+    }
+    gpu::sync_block();
+    if (gpu::thread() + 1 < n) {
+        items[gpu::thread()].continued = follows(items[gpu::thread() + 1], items[gpu::thread()], STEP_TOKENS);
+    }
+    gpu::sync_block();
+    return n;
+}
+
 template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
 GPU_FN void attend_items(const params & p, row_range of, int tokens, char * memory) {
     using work = typename kernel_of<BY, M_TILES, V_TILES, KNumbers, VNumbers>::work;
 
-    const layout at = layout_of<KNumbers, VNumbers>(p, BY, work::ROWS, BY == BY_TOKENS ? GROUP : tokens);
+    const layout at    = layout_of<KNumbers, VNumbers>(p, BY, work::ROWS, BY == BY_TOKENS ? GROUP : tokens);
+    work_item *  items = (work_item *) (memory + at.items);
     gpu::let_next_kernel_begin();
-    const attend_plan<work::ROWS> plan(p, of, gpu::n_blocks());
-    const int                     before = plan.items_before(p.first_row);
-    const block_items             own(BY, plan.items_before(p.end_row) - before);
-    work_item *                   items = (work_item *) (memory + at.items);
-    for (int first = 0; first < own.n; first += MAX_PLANNED) {
-        int n = own.n - first < MAX_PLANNED ? own.n - first : MAX_PLANNED;
-        n -= own[first + n - 1] >= own.all; // the last round may lack it
-        find_rows(plan, own, before, first, n, items);
-        gpu::sync_block();
-        if (gpu::thread() < n) { // each thread completes one item
-            items[gpu::thread()] = item_of(plan, items[gpu::thread()].row, items[gpu::thread()].split);
-        }
-        gpu::sync_block();
-        if (gpu::thread() + 1 < n) {
-            items[gpu::thread()].continued = follows(items[gpu::thread() + 1], items[gpu::thread()], STEP_TOKENS);
-        }
-        gpu::sync_block();
+    int n = MAX_PLANNED;
+    for (int first = 0; n == MAX_PLANNED; first += MAX_PLANNED) { // planned anew, which needs no registers meanwhile
+        n = plan_items<BY, work::ROWS>(p, of, first, items);
         for (int next = 0; next < n;) {
             work item(p, memory, at, items[next]);
             next = item.run(next + 1);
