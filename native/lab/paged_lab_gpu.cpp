@@ -17,11 +17,11 @@ struct host_launcher {
     void attend(const paged::params & p, paged::row_range of, int tokens, int bytes) {
         std::vector<char> memory(bytes + 16);
         char *            aligned = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
-        gpu::launch(n_blocks, paged::N_THREADS, aligned, (size_t) bytes,
+        gpu::launch(n_blocks, paged::kernel_threads<BY, M_TILES, V_TILES, KNumbers, VNumbers>, aligned, (size_t) bytes,
                     [&] { paged::attend_block<BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
     void merge(const paged::params & p) {
-        gpu::launch(n_blocks, paged::N_THREADS, nullptr, 0, [&] { paged::merge_block(p); });
+        gpu::launch(n_blocks, paged::MERGE_THREADS, nullptr, 0, [&] { paged::merge_block(p); });
     }
     int multiprocessors() const { return n_blocks; }
 
@@ -38,7 +38,8 @@ struct listing_launcher {
     template <paged::division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const paged::params &, paged::row_range of, int tokens, int bytes) {
         constexpr int rows = paged::kernel_of<BY, M_TILES, V_TILES, KNumbers, VNumbers>::work::ROWS;
-        to[n++] = {of.min, of.max, BY, rows, 16 * V_TILES * (BY == paged::BY_COLUMNS ? 4 : 1), tokens, bytes};
+        to[n++] = {of.min, of.max, BY, rows, 16 * V_TILES * (BY == paged::BY_COLUMNS ? paged::n_warps(BY, rows) : 1),
+                   tokens, bytes};
     }
     void merge(const paged::params &) { to[n++] = {}; }
     int  multiprocessors() const { return 1; }

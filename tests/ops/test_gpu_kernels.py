@@ -74,6 +74,29 @@ def test_groups_of_heads(n_head: int, n_head_kv: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kv_type", "n_head", "params"),
+    [
+        ("f16", 128, Params()),
+        ("f16", 70, Params(fast=True, max_bias=4.0)),
+        ("bf16", 64, Params(window=60, window_type="sliding")),
+        ("bf16", 128, Params(fast=True)),
+        ("q8_0", 96, Params(softcap=20.0, block_size=24)),
+    ],
+    ids=str,
+)
+def test_latent_attention_of_many_heads(kv_type: str, n_head: int, params: Params) -> None:
+    """Tiles of 64 rows, of which a last one has fewer; sequences of one query are split."""
+    heads = Heads(576, 512, n_head, 1, kv_type, kv_type)
+    sequences = ((1, 70), (0, 9), (2, 530), (17, 41), (1, 5))
+    call = make(Case(heads, params, sequences, sinks=n_head == 70, v_of_k=True, loose_rows=1))
+    out = on_gpu(call)
+    assert nmse(out, call.exact()) <= (FAST_LIMITS.get(kv_type, LIMIT) if params.fast else LIMIT)
+    assert same_bits(on_gpu(poisoned(call, 0xFF), blocks=1), out)
+    q0 = int(call.table[2, 0])
+    assert same_bits(on_gpu(call.alone(2)), out[q0 : q0 + 2])
+
+
+@pytest.mark.parametrize(
     "params",
     [
         Params(scale=0.3),
@@ -172,6 +195,10 @@ ORDER_CASES = {
     "floats in two parts": Case(Heads(40, 40, 2, 1, "f32", "f32"), sequences=MIXED),
     "weights in two parts": Case(Heads(80, 80, 6, 2, "bf16", "bf16"), Params(softcap=20.0), sequences=MIXED),
     "latent": Case(Heads(576, 512, 16, 1), sequences=((1, 300), (5, 70)), v_of_k=True),
+    "latent of many heads": Case(Heads(576, 512, 70, 1), sequences=((1, 300), (2, 70)), v_of_k=True),
+    "fast latent": Case(
+        Heads(576, 512, 128, 1), Params(fast=True), sequences=((1, 270), (2, 70)), v_of_k=True
+    ),
     "fast": Case(Heads(64, 64, 8, 2, "q5_0", "f16"), Params(fast=True), sequences=MIXED),
     "window": Case(Heads(64, 64, 4, 4), Params(window=90, window_type="sliding"), sequences=MIXED),
     "rows of no sequence": Case(Heads(40, 40, 2, 1), sequences=MIXED, loose_rows=2),

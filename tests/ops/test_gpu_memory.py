@@ -47,7 +47,9 @@ def test_the_kernels_never_ask_for_more(seed: int) -> None:
     call = make(Case(Heads(d, d, n_head, 1), sequences=tuple(sequences)))
     plan = GpuPlan(call.case.heads, call.case.params, call.q, call.k, call.v, call.table)
     n_rows, width = call.table.shape
-    step = Step(n_tokens=60, n_rows=n_rows, n_outputs=9, longest=(width - HEADER + 1) * call.case.params.block_size)
+    step = Step(
+        n_tokens=60, n_rows=n_rows, n_outputs=9, longest=(width - HEADER + 1) * call.case.params.block_size
+    )
     asked = 4 * plan.max_partials * (d + 4)
     assert asked <= attention_bytes([layer(n_head, d, d)], step)
 

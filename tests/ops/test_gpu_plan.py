@@ -131,6 +131,8 @@ def test_partial_results_do_not_overlap(n_rows: int) -> None:
             assert item.partials == starts[item.row]
 
 
+# ---- tiles ----
+
 BY_TOKENS, BY_ROWS, BY_COLUMNS = range(3)
 
 
@@ -233,6 +235,28 @@ def test_latent_attention_fits_from_capability_8_on() -> None:
     latent = shapes_of(Case(Heads(576, 512, 16, 1, "f16", "f16"), v_of_k=True))
     refused = [bool(plan_of(latent, room).refusal) for room in CARDS.values()]
     assert refused == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("n_head", "kv_type", "fast", "tiles"),
+    [
+        (16, "f16", False, (0, 16, 16, 16, 16)),
+        (63, "f16", False, (0, 16, 16, 16, 16)),
+        (64, "f16", False, (0, 16, 16, 16, 64)),
+        (128, "f16", False, (0, 16, 16, 16, 64)),
+        (128, "bf16", False, (0, 16, 16, 16, 64)),
+        (128, "q8_0", False, (0, 16, 16, 16, 64)),
+        (128, "f16", True, (0, 16, 16, 64, 64)),
+        (128, "f32", True, (0, 0, 0, 16, 16)),
+    ],
+)
+def test_tiles_of_latent_attention(n_head: int, kv_type: str, fast: bool, tiles: tuple[int, ...]) -> None:
+    """64 rows for 64 heads or more, if the memory of a card suffices (0: refused)."""
+    heads = Heads(576, 512, n_head, 1, kv_type, kv_type)
+    call = shapes_of(Case(heads, Params(fast=fast), ((1, 100),), v_of_k=True))
+    for room, rows in zip(CARDS.values(), tiles, strict=True):
+        launches = plan_of(call, room).launches
+        assert {launch.tile_rows for launch in launches} == ({rows} if rows else set())
 
 
 def test_fast_tiles_of_many_rows_have_more_tokens() -> None:

@@ -64,7 +64,7 @@ struct attend_rows : staged_tile<BY_ROWS, 16 * M_TILES * N_WARPS, KNumbers, VNum
         softmax.reset();
         const typename tile::bounds all = tile::bounds_of_rows(first_row(), 16 * M_TILES);
         fetch_groups(0);
-        tile::load_queries(BY_ROWS);
+        tile::load_queries();
         gpu::sync_block(); // an item may have no tokens, and then nothing else waits for the output rows
         for (int i = 0; begin_of(i) < item.tokens.end; ++i) {
             gpu::copy_wait<0>();

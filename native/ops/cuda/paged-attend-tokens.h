@@ -76,7 +76,7 @@ struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbe
             fetch_own(false, of);
             fetch_own(true, of);
         }
-        tile::load_queries(BY_TOKENS);
+        tile::load_queries();
         gpu::sync_block();
         hold_queries();
         while (true) {

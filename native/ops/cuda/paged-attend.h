@@ -7,9 +7,9 @@
 
 namespace paged {
 
-template <division BY, int ROWS, class KNumbers, class VNumbers> struct staged_tile : query_tile<ROWS, KNumbers> {
+template <division BY, int ROWS, class KNumbers, class VNumbers> struct staged_tile : query_tile<BY, ROWS, KNumbers> {
     static constexpr bool PRIVATE = BY == BY_TOKENS; // each warp has tokens of its own
-    using tile                    = query_tile<ROWS, KNumbers>;
+    using tile                    = query_tile<BY, ROWS, KNumbers>;
     using tile::at;
     using tile::item;
     using tile::memory;

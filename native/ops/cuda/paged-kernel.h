@@ -19,9 +19,13 @@ template <int M_TILES, int V_TILES, class KNumbers, class VNumbers>
 struct kernel_of<BY_ROWS, M_TILES, V_TILES, KNumbers, VNumbers> {
     using work = attend_rows<M_TILES, V_TILES, KNumbers, VNumbers>;
 };
-template <int V_TILES, class KNumbers, class VNumbers> struct kernel_of<BY_COLUMNS, 1, V_TILES, KNumbers, VNumbers> {
-    using work = attend_columns<V_TILES, KNumbers, VNumbers>;
+template <int M_TILES, int V_TILES, class KNumbers, class VNumbers>
+struct kernel_of<BY_COLUMNS, M_TILES, V_TILES, KNumbers, VNumbers> {
+    using work = attend_columns<M_TILES, V_TILES, KNumbers, VNumbers>;
 };
+
+template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
+constexpr int kernel_threads = n_threads(BY, kernel_of<BY, M_TILES, V_TILES, KNumbers, VNumbers>::work::ROWS);
 
 // The items of a thread block.
 struct block_items {
@@ -50,7 +54,7 @@ struct block_items {
 template <class Plan>
 GPU_FN void find_rows(const Plan & plan, const block_items & own, int before, int first, int n, work_item * items) {
     GPU_ROLLED
-    for (int row = plan.p.first_row + gpu::thread(); row < plan.p.end_row; row += N_THREADS) {
+    for (int row = plan.p.first_row + gpu::thread(); row < plan.p.end_row; row += gpu::n_threads()) {
         const int begin = plan.items_before(row) - before, end = plan.items_before(row + 1) - before;
         GPU_ROLLED
         for (int i = 0; i < n; ++i) {

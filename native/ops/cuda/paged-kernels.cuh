@@ -5,15 +5,15 @@
 
 namespace paged {
 
-// Least thread blocks on a multiprocessor. More blocks would spill registers; only q4_0 of 128 spills a few, and is
-// faster with four blocks than with three. Products without tensor cores need more registers. `type`: of the rows, if
-// the kernel is for one type.
+// Return the least thread blocks on a multiprocessor. More blocks would spill registers; only q4_0 of 128 spills a few,
+// and is faster with four blocks than with three. Products without tensor cores need more registers. `type`: of the
+// rows, if the kernel is for one type.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int min_blocks(int, int, int, int) { return 2; }
 #else
 constexpr int min_blocks(int by, int m_tiles, int v_tiles, int type) {
     if (by != BY_TOKENS) {
-        return 2;
+        return by == BY_COLUMNS && m_tiles > 1 ? 1 : 2;
     }
     if (m_tiles == 1 && v_tiles == 8) {
         return type == PAGE_Q4_0 ? 4 : type == PAGE_Q8_0 ? 3 : 2;
@@ -23,11 +23,13 @@ constexpr int min_blocks(int by, int m_tiles, int v_tiles, int type) {
 #endif
 
 template <int BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
-__global__ void __launch_bounds__(N_THREADS, min_blocks(BY, M_TILES, V_TILES, KNumbers::type))
+__global__ void __launch_bounds__(kernel_threads<(division) BY, M_TILES, V_TILES, KNumbers, VNumbers>,
+                                  min_blocks(BY, M_TILES, V_TILES, KNumbers::type))
     attend_kernel(const __grid_constant__ params p, const __grid_constant__ row_range of, int tokens) {
     extern __shared__ __align__(16) char memory[];
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    constexpr bool launched = KNumbers::size == 0; // see has_known_kernels
+    // see has_known_kernels and launch_wide
+    constexpr bool launched = KNumbers::size == 0 && !(BY == BY_COLUMNS && M_TILES > 1);
 #else
     constexpr bool launched = true;
 #endif
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(N_THREADS, min_blocks(BY, M_TILES, V_TILES, KN
     }
 }
 
-static __global__ void __launch_bounds__(N_THREADS, 4) merge_kernel(const __grid_constant__ params p) {
+static __global__ void __launch_bounds__(MERGE_THREADS, 4) merge_kernel(const __grid_constant__ params p) {
     merge_block(p);
 }
 

@@ -17,7 +17,9 @@ constexpr int SYSTEM_BYTES = 1024; // of shared memory, which the system takes f
 // of sums depends on it.
 template <class KNumbers, class VNumbers>
 inline int tile_tokens(const params & p, division by, int rows, int shared_bytes) {
-    const int most = by == BY_TOKENS ? GROUP : MAX_TILE_TOKENS, least = by == BY_ROWS ? 2 * GROUP : GROUP;
+    const int parts = n_warps(by, rows) / ceil_div(rows, 16); // by columns, a warp has a group
+    const int most  = by == BY_TOKENS ? GROUP : by == BY_ROWS ? MAX_TILE_TOKENS : GROUP * parts;
+    const int least = by == BY_ROWS ? 2 * GROUP : GROUP;
     for (const int limit : {(shared_bytes - SYSTEM_BYTES) / 2, shared_bytes}) {
         for (int tokens = most; tokens >= least; tokens /= 2) {
             if (layout_of<KNumbers, VNumbers>(p, by, rows, tokens).total <= limit) {
@@ -40,11 +42,22 @@ bool launch_kernel(const params & p, row_range of, int shared_bytes, Launcher & 
     return true;
 }
 
+constexpr int OLD_SHARED_BYTES = 96 << 10; // the most of cards before 8.0, which have fewer kernels
+
+// Launch a kernel for sums or tokens that are too large for others. Latent attention of 64 heads or more has tiles of
+// 64 rows, which all sequences fill.
 template <class KNumbers, class VNumbers, class Launcher>
 bool launch_wide(const params & p, row_range of, int shared_bytes, Launcher & launcher) {
     if constexpr (KNumbers::size != 0) {
         return false; // kernels for any size have it
     } else {
+        constexpr bool latent = std::is_same<KNumbers, VNumbers>::value && KNumbers::terms == 1;
+        if constexpr (latent) { // floats are too large
+            if (p.v_is_k && p.group >= 64 && shared_bytes > OLD_SHARED_BYTES &&
+                launch_kernel<BY_COLUMNS, 4, 4, KNumbers, VNumbers>(p, of, shared_bytes, launcher)) {
+                return true;
+            }
+        }
         return launch_kernel<BY_COLUMNS, 1, 8, KNumbers, VNumbers>(p, of, shared_bytes, launcher);
     }
 }

@@ -18,7 +18,7 @@ struct residence {
     bool waits = false;          // its machine code can wait for the kernel before it, so that it may begin earlier
 };
 
-template <auto * kernel> cudaError_t measure(int device, int bytes, residence & it) {
+template <auto * kernel> cudaError_t measure(int device, int threads, int bytes, residence & it) {
     int                n_sm = 0, most = 0, each = 0;
     cudaFuncAttributes attributes = {};
     cudaError_t        status     = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -36,7 +36,7 @@ template <auto * kernel> cudaError_t measure(int device, int bytes, residence & 
         status = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device);
     }
     if (status == cudaSuccess) {
-        status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, N_THREADS, bytes);
+        status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, bytes);
     }
     if (status == cudaSuccess) {
         const int version =
@@ -48,7 +48,7 @@ template <auto * kernel> cudaError_t measure(int device, int bytes, residence & 
 
 // Set *to for the current device. Queries the device when `bytes` changes. A captured CUDA graph contains none of these
 // calls.
-template <auto * kernel> cudaError_t residence_of(int device, int bytes, residence * to) {
+template <auto * kernel> cudaError_t residence_of(int device, int threads, int bytes, residence * to) {
     if (device < 0 || device >= MAX_DEVICES) {
         return cudaErrorInvalidDevice;
     }
@@ -57,7 +57,7 @@ template <auto * kernel> cudaError_t residence_of(int device, int bytes, residen
     std::lock_guard<std::mutex> lock(guard);
     residence &                 it = known[device];
     if (it.bytes != bytes) {
-        const cudaError_t status = measure<kernel>(device, bytes, it);
+        const cudaError_t status = measure<kernel>(device, threads, bytes, it);
         if (status != cudaSuccess) {
             return status;
         }
@@ -75,17 +75,17 @@ struct cuda_launcher {
     // Launch as many thread blocks as run at once, at most `most`. They read the table and divide the work. early: the
     // kernel waits for the one before it where it needs its results, if its machine code can.
     template <auto * kernel, class... Arguments>
-    void run(bool early, int most, int bytes, const Arguments &... arguments) {
+    void run(bool early, int most, int threads, int bytes, const Arguments &... arguments) {
         residence on;
         if (status == cudaSuccess) {
-            status = residence_of<kernel>(device, bytes, &on);
+            status = residence_of<kernel>(device, threads, bytes, &on);
         }
         if (status != cudaSuccess) {
             return;
         }
         const dim3          blocks(on.blocks < most ? on.blocks : most);
         cudaLaunchAttribute attribute = {};
-        cudaLaunchConfig_t  config    = {blocks, dim3(N_THREADS), (size_t) bytes, stream, &attribute, 0};
+        cudaLaunchConfig_t  config    = {blocks, dim3(threads), (size_t) bytes, stream, &attribute, 0};
         attribute.id                  = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute.val.programmaticStreamSerializationAllowed = 1;
         config.numAttrs                                      = early && on.waits;
@@ -93,11 +93,13 @@ struct cuda_launcher {
     }
     template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const params & p, row_range of, int tokens, int bytes) {
-        run<attend_kernel<BY, M_TILES, V_TILES, KNumbers, VNumbers>>(false, INT32_MAX, bytes, p, of, tokens);
+        constexpr int threads = kernel_threads<BY, M_TILES, V_TILES, KNumbers, VNumbers>;
+        run<attend_kernel<BY, M_TILES, V_TILES, KNumbers, VNumbers>>(false, INT32_MAX, threads, bytes, p, of, tokens);
     }
     int  multiprocessors() const { return n_multiprocessors; }
     void merge(const params & p) { // a warp for each piece of an output row
-        run<merge_kernel>(true, ceil_div(p.n_tokens * p.n_head * merged_pieces(p), N_WARPS), 0, p);
+        const int pieces = p.n_tokens * p.n_head * merged_pieces(p);
+        run<merge_kernel>(true, ceil_div(pieces, MERGE_THREADS / 32), MERGE_THREADS, 0, p);
     }
 
     template <class Which> bool attend_with(const params & p, int shared_bytes); // in paged-kernels-*.cu

@@ -5,6 +5,7 @@
 
 namespace paged {
 
+constexpr int MERGE_THREADS  = 128;
 constexpr int MERGED_COLUMNS = 32; // of a row, by one warp: eight lanes have the columns of a split, four of each
 
 GPU_BOTH int merged_pieces(const params & p) { return ceil_div(p.d_v, MERGED_COLUMNS); }
@@ -77,8 +78,8 @@ GPU_FN void clear_uncovered(const params & p) {
     if (sum_before(p, p.n_rows, ROW_QUERIES) == p.n_tokens) {
         return;
     }
-    const int n_warps = gpu::n_threads() / 32;
-    for (int token = gpu::block() * n_warps + gpu::warp(); token < p.n_tokens; token += gpu::n_blocks() * n_warps) {
+    constexpr int WARPS = MERGE_THREADS / 32;
+    for (int token = gpu::block() * WARPS + gpu::warp(); token < p.n_tokens; token += gpu::n_blocks() * WARPS) {
         bool found = false;
         for (int row = gpu::lane(); row < p.n_rows; row += 32) {
             const sequence s = sequence_of(p, row);
@@ -97,12 +98,13 @@ GPU_FN void merge_block(const params & p) {
     if (p.first_row == 0) { // before the wait: these rows have no other writer
         clear_uncovered(p);
     }
-    const int n_warps = gpu::n_threads() / 32, pieces = merged_pieces(p), pieces_of_query = p.n_head * pieces;
-    const int before = sum_before(p, p.first_row, ROW_MERGED), end = sum_before(p, p.end_row, ROW_MERGED);
-    int       row    = p.first_row;
-    bool      waited = false;
-    for (int number = gpu::block() * n_warps + gpu::warp(); number < (end - before) * pieces_of_query;
-         number += gpu::n_blocks() * n_warps) {
+    constexpr int WARPS  = MERGE_THREADS / 32;
+    const int     pieces = merged_pieces(p), pieces_of_query = p.n_head * pieces;
+    const int     before = sum_before(p, p.first_row, ROW_MERGED), end = sum_before(p, p.end_row, ROW_MERGED);
+    int           row    = p.first_row;
+    bool          waited = false;
+    for (int number = gpu::block() * WARPS + gpu::warp(); number < (end - before) * pieces_of_query;
+         number += gpu::n_blocks() * WARPS) {
         const int query  = before + number / pieces_of_query;
         row              = find_row(p, row, ROW_MERGED, query);
         const int j      = query - sum_before(p, row, ROW_MERGED);

@@ -11,7 +11,7 @@ struct operand { // rows of 16-bit numbers in shared memory
     int          stride, term; // bytes from row to row and from term to term
 };
 
-template <int ROWS, class KNumbers> struct query_tile {
+template <division BY, int ROWS, class KNumbers> struct query_tile {
     const params & p;
     char *         memory;
     layout         at;
@@ -63,11 +63,11 @@ template <int ROWS, class KNumbers> struct query_tile {
         }
     }
 
-    GPU_FN void load_queries(division by) {
-        const bool      direct = is_direct<KNumbers>(by, p.k);
+    GPU_FN void load_queries() {
+        const bool      direct = is_direct<KNumbers>(BY, p.k);
         const int       units = ceil_div(p.d_k, UNIT), stride = number_stride(p.d_k);
         const row_share share = share_of_rows(units);
-        for (int row = gpu::thread() >> share.shift; row < ROWS; row += N_THREADS >> share.shift) {
+        for (int row = gpu::thread() >> share.shift; row < ROWS; row += n_threads(BY, ROWS) >> share.shift) {
             const char * from = nullptr;
             if (row < n_packed()) {
                 const int      member = packed(row) / packed_rows(p, s), j = packed(row) % packed_rows(p, s) / p.group;
@@ -88,7 +88,7 @@ template <int ROWS, class KNumbers> struct query_tile {
                     load_query((const float *) from, UNIT * unit, x);
                 }
                 char * to = memory + at.q + row * stride + 2 * UNIT * unit;
-                if (query_terms<KNumbers>(p, by, ROWS) == 1) {
+                if (query_terms<KNumbers>(p, BY, ROWS) == 1) {
                     store_unit<KNumbers, 1>(x, to, 0);
                 } else {
                     store_unit<KNumbers, MAX_TERMS>(x, to, ROWS * stride);

@@ -10,9 +10,8 @@
 
 namespace paged {
 
-constexpr int N_WARPS   = 4;
-constexpr int N_THREADS = 32 * N_WARPS;
-constexpr int N_STAGES  = 2;
+constexpr int N_WARPS  = 4; // of a thread block, but for large tiles
+constexpr int N_STAGES = 2;
 
 constexpr int GROUP           = 16; // tokens
 constexpr int MAX_TILE_TOKENS = 64;
@@ -30,6 +29,10 @@ GPU_BOTH bool raw_is_ready(const pages & x, int d) {
 // How the warps of a thread block divide a tile: each warp has tokens (all rows and columns), or rows (all tokens and
 // columns), or tokens for the scores and then columns of V.
 enum division { BY_TOKENS, BY_ROWS, BY_COLUMNS };
+
+// Return the warps and threads of a thread block whose tile has so many rows.
+GPU_BOTH constexpr int n_warps(division by, int rows) { return by == BY_COLUMNS && rows > 16 ? 2 * N_WARPS : N_WARPS; }
+GPU_BOTH constexpr int n_threads(division by, int rows) { return 32 * n_warps(by, rows); }
 
 // Return whether K or V is multiplied as codes, without a conversion.
 template <class Numbers> GPU_BOTH bool is_direct(division by, const pages & x) {
@@ -79,7 +82,7 @@ GPU_BOTH layout layout_of(const params & p, division by, int rows, int tokens) {
     if (by == BY_COLUMNS) {
         l.maxima += (terms < VNumbers::weight_terms ? terms : VNumbers::weight_terms) * rows * weight_stride(tokens);
     }
-    l.positions   = l.maxima + (by == BY_ROWS ? 0 : 2 * rows * N_WARPS * (int) sizeof(float));
+    l.positions   = l.maxima + (by == BY_ROWS ? 0 : 2 * rows * n_warps(by, rows) * (int) sizeof(float));
     l.output_rows = l.positions + rows * (int) sizeof(int);
     l.items       = l.output_rows + rows * (int) sizeof(int);
     l.total       = l.items + MAX_PLANNED * (int) sizeof(work_item);
