@@ -39,6 +39,15 @@ def test_offload_of_windows(make_model: MakeModel, options: tuple[str, ...]) -> 
     check(make_model("--arch", *options, "--window", "64", "--type", "f32"), "windows")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("gemma3", "--layers", "7"), ("gemma4", "--layers", "7", "--kv-heads", "4", "--period", "3")],
+    ids=["windows", "windows and other heads"],
+)
+def test_kernels_get_a_plan_for_each_kind_of_layer(make_model: MakeModel, options: tuple[str, ...]) -> None:
+    check(make_model("tiny", "--arch", *options, "--window", "64", "--type", "f32"), "kernels")
+
+
 def check(path: Path, what: str) -> None:
     done = forks.run([sys.executable, os.fspath(HERE / "offload.py"), os.fspath(path), what], text=True)
     assert done.returncode == 0, done.stderr
