@@ -6,21 +6,33 @@
 
 #include <atomic>
 #include <cmath>
+#include <string>
 #include <vector>
 
 namespace {
 
+struct memory_range {
+    const void * at;
+    int64_t      bytes;
+};
+
 struct host_launcher {
-    int n_blocks;
+    int                       n_blocks;
+    std::vector<memory_range> inputs; // results of the kernels before
+    memory_range              partial;
 
     template <paged::division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const paged::params & p, paged::row_range of, int tokens, int bytes) {
         std::vector<char> memory(bytes + 16);
         char *            aligned = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
+        for (const memory_range & each : inputs) {
+            gpu::hide(const_cast<void *>(each.at), (size_t) each.bytes);
+        }
         gpu::launch(n_blocks, paged::kernel_threads<BY, M_TILES, V_TILES, KNumbers, VNumbers>, aligned, (size_t) bytes,
                     [&] { paged::attend_block<BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
     void merge(const paged::params & p) {
+        gpu::hide(const_cast<void *>(partial.at), (size_t) partial.bytes);
         gpu::launch(n_blocks, paged::MERGE_THREADS, nullptr, 0, [&] { paged::merge_block(p); });
     }
     int multiprocessors() const { return n_blocks; }
@@ -90,19 +102,41 @@ std::vector<int32_t> planned_table(const lab_paged * op) {
     return table;
 }
 
+constexpr int64_t MOST_HIDDEN = 1 << 20; // bytes of K or V: copies of large ones would take longer than kernels
+
+// Return the memory of queries, K and V.
+std::vector<memory_range> inputs_of(const lab_paged * op, const paged::params & p) {
+    const int64_t last = op->n_slots - 1, last_head = p.n_head_kv - 1;
+    const auto    bytes_of = [&](const paged::pages & x) {
+        return last * x.slot_stride + last_head * x.head_stride + x.row_bytes;
+    };
+    std::vector<memory_range> found = {{p.q, (p.n_tokens - 1) * p.q_token_stride + (p.n_head - 1) * p.q_head_stride +
+                                                 p.d_k * (int64_t) sizeof(float)}};
+    if (bytes_of(p.k) <= MOST_HIDDEN) {
+        found.push_back({p.k.data, bytes_of(p.k)});
+    }
+    if (bytes_of(p.v) <= MOST_HIDDEN && !p.v_is_k) {
+        found.push_back({p.v.data, bytes_of(p.v)});
+    }
+    return found;
+}
+
 // Compute a call with the plan that its table has. Return null or an error.
-const char * run(paged::params p, int64_t width, int n_blocks, int shared_bytes, int64_t workspace_bytes) {
+const char * run(const lab_paged * op, paged::params p, int n_blocks, int shared_bytes, int64_t workspace_bytes) {
     if (const char * why = paged::refusal(p, shared_bytes)) {
         return why;
     }
-    const paged::workspace work = paged::workspace_of(p, width, workspace_bytes);
-    std::vector<float>     partial(work.bytes / sizeof(float), NAN);
-    host_launcher          launcher = {n_blocks};
-    p.partial                       = partial.data();
+    static thread_local std::string error;
+    const paged::workspace          work = paged::workspace_of(p, op->width, workspace_bytes);
+    std::vector<float>              partial(work.bytes / sizeof(float), NAN);
+    host_launcher                   launcher = {n_blocks, inputs_of(op, p), {partial.data(), work.bytes}};
+    p.partial                                = partial.data();
     try {
         paged::launch(p, work.rows, shared_bytes, launcher);
-    } catch (const std::logic_error &) {
-        return "a thread waits at a barrier that other threads never reach";
+    } catch (const std::logic_error & e) {
+        gpu::reveal();
+        error = e.what();
+        return error.c_str();
     }
     return nullptr;
 }
@@ -138,14 +172,14 @@ const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t 
     p.table                          = table.data();
     gpu::tensor_cores                = tensor_cores;
     gpu::order                       = order;
-    return run(p, op->width, n_blocks, shared_bytes, workspace_bytes);
+    return run(op, p, n_blocks, shared_bytes, workspace_bytes);
 }
 
 const char * lab_paged_attn_emulated(const lab_paged * op) {
     static std::atomic<int32_t> n_calls{0};
     gpu::tensor_cores = true;
     gpu::order        = ++n_calls;
-    return run(params_of(op), op->width, 264, 227 << 10, paged::WORKSPACE_BYTES);
+    return run(op, params_of(op), 264, 227 << 10, paged::WORKSPACE_BYTES);
 }
 
 const char * lab_gpu_refusal(const lab_paged * op, int32_t shared_bytes) {

@@ -87,7 +87,8 @@ struct block_state {
     thread_order                  order;
     int                           current = 0;              // thread that runs
     size_t                        at_warp = 0, at_lane = 0; // indices of the next thread in the order
-    bool                          ran = false;              // whether a thread of this warp ran in its turn
+    bool                          ran    = false;           // whether a thread of this warp ran in its turn
+    bool                          waited = false;           // for the kernel before
 
     block_state(int index, int n_blocks, std::vector<fiber> & fibers, const std::function<void()> & body)
         : index(index), n_blocks(n_blocks), n_threads((int) fibers.size()), fibers(fibers), warps(fibers.size() / 32),
@@ -235,10 +236,39 @@ inline void launch(int n_blocks, int n_threads, void * shared, size_t shared_byt
     }
     std::minstd_rand chance((unsigned) (order > 0 ? order : 1));
     for (int index : in_order(n_blocks, chance)) {
-        memset(shared, 0xff, shared_bytes);
+        if (shared_bytes > 0) {
+            memset(shared, 0xff, shared_bytes);
+        }
         block_state state(index, n_blocks, fibers_of_thread, body);
         run_block(state);
+        if (!state.waited) {
+            throw std::logic_error("a thread block does not wait for the kernel before it");
+        }
     }
+}
+
+// ---- results of the kernel before ----
+
+struct late_memory {
+    void *            at;
+    std::vector<char> results;
+};
+inline thread_local std::vector<late_memory> late;
+
+// Hide memory that the kernel before has written until a thread waits for that kernel: it has NaN in every type.
+inline void hide(void * memory, size_t bytes) {
+    const char * from = (const char *) memory;
+    late.push_back({memory, std::vector<char>(from, from + bytes)});
+    memset(memory, 0xff, bytes);
+}
+inline void reveal() {
+    for (; !late.empty(); late.pop_back()) { // the last first: ranges may overlap
+        memcpy(late.back().at, late.back().results.data(), late.back().results.size());
+    }
+}
+inline void wait_for_last_kernel() {
+    here->waited = true;
+    reveal();
 }
 
 } // namespace gpu

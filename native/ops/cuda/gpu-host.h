@@ -127,7 +127,6 @@ template <int pending> void copy_wait() {
 }
 
 inline void let_next_kernel_begin() {} // kernels run one after the other
-inline void wait_for_last_kernel() {}
 
 // ---- fragments ----
 

@@ -88,6 +88,12 @@ static params params_of(const ggml_tensor * dst) {
     return p;
 }
 
+// Whether kernels may begin before the one before them has ended, as upstream's do.
+static bool begins_early() {
+    const char * chosen = getenv("GGML_CUDA_PDL");
+    return chosen == nullptr || atoi(chosen) != 0;
+}
+
 void ggml_cuda_paged_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     params p = params_of(dst);
     if (p.n_tokens == 0) {
@@ -98,9 +104,10 @@ void ggml_cuda_paged_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     ggml_cuda_pool_alloc<float> partial(ctx.pool(), work.bytes / sizeof(float));
     p.partial = partial.get();
 
-    const auto &  info     = ggml_cuda_info().devices[ctx.device];
-    cuda_launcher launcher = {info.physical_device, info.nsm, ctx.stream()};
-    const bool    done     = launch(p, work.rows, (int) info.smpbo, launcher);
+    static const bool early    = begins_early();
+    const auto &      info     = ggml_cuda_info().devices[ctx.device];
+    cuda_launcher     launcher = {info.physical_device, info.nsm, ctx.stream(), early};
+    const bool        done     = launch(p, work.rows, (int) info.smpbo, launcher);
     CUDA_CHECK(launcher.status);
     GGML_ASSERT(done); // checked by ggml_cuda_paged_attn_supported
 }

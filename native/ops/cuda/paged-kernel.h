@@ -97,10 +97,13 @@ GPU_FN void attend_items(const params & p, row_range of, int tokens, char * memo
 
     const layout at    = layout_of<KNumbers, VNumbers>(p, BY, work::ROWS, BY == BY_TOKENS ? GROUP : tokens);
     work_item *  items = (work_item *) (memory + at.items);
-    gpu::let_next_kernel_begin();
-    int n = MAX_PLANNED;
+    int          n     = MAX_PLANNED;
     for (int first = 0; n == MAX_PLANNED; first += MAX_PLANNED) { // planned anew, which needs no registers meanwhile
         n = plan_items<BY, work::ROWS>(p, of, first, items);
+        if (first == 0) { // the table has no kernel's results, but queries, K and V have
+            gpu::wait_for_last_kernel();
+            gpu::let_next_kernel_begin(); // not before: the merge may write where kernels before this one read
+        }
         for (int next = 0; next < n;) {
             work item(p, memory, at, items[next]);
             next = item.run(next + 1);

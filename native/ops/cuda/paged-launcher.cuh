@@ -70,12 +70,13 @@ struct cuda_launcher {
     int          device;
     int          n_multiprocessors;
     cudaStream_t stream;
+    bool         begin_early;
     cudaError_t  status = cudaSuccess; // the first error
 
-    // Launch as many thread blocks as run at once, at most `most`. They read the table and divide the work. early: the
-    // kernel waits for the one before it where it needs its results, if its machine code can.
+    // Launch as many thread blocks as run at once, at most `most`. They read the table and divide the work. If its
+    // machine code can, the kernel begins early, and waits for the one before it where it needs its results.
     template <auto * kernel, class... Arguments>
-    void run(bool early, int most, int threads, int bytes, const Arguments &... arguments) {
+    void run(int most, int threads, int bytes, const Arguments &... arguments) {
         residence on;
         if (status == cudaSuccess) {
             status = residence_of<kernel>(device, threads, bytes, &on);
@@ -88,18 +89,18 @@ struct cuda_launcher {
         cudaLaunchConfig_t  config    = {blocks, dim3(threads), (size_t) bytes, stream, &attribute, 0};
         attribute.id                  = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute.val.programmaticStreamSerializationAllowed = 1;
-        config.numAttrs                                      = early && on.waits;
+        config.numAttrs                                      = begin_early && on.waits;
         status                                               = cudaLaunchKernelEx(&config, kernel, arguments...);
     }
     template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const params & p, row_range of, int tokens, int bytes) {
         constexpr int threads = kernel_threads<BY, M_TILES, V_TILES, KNumbers, VNumbers>;
-        run<attend_kernel<BY, M_TILES, V_TILES, KNumbers, VNumbers>>(false, INT32_MAX, threads, bytes, p, of, tokens);
+        run<attend_kernel<BY, M_TILES, V_TILES, KNumbers, VNumbers>>(INT32_MAX, threads, bytes, p, of, tokens);
     }
     int  multiprocessors() const { return n_multiprocessors; }
     void merge(const params & p) { // a warp for each piece of an output row
         const int pieces = p.n_tokens * p.n_head * merged_pieces(p);
-        run<merge_kernel>(true, ceil_div(pieces, MERGE_THREADS / 32), MERGE_THREADS, 0, p);
+        run<merge_kernel>(ceil_div(pieces, MERGE_THREADS / 32), MERGE_THREADS, 0, p);
     }
 
     template <class Which> bool attend_with(const params & p, int shared_bytes); // in paged-kernels-*.cu

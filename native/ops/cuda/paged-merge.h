@@ -95,7 +95,7 @@ GPU_FN void clear_uncovered(const params & p) {
 
 // Merge all output rows with KV splits, and zero rows without a sequence. A warp merges a piece of an output row.
 GPU_FN void merge_block(const params & p) {
-    if (p.first_row == 0) { // before the wait: these rows have no other writer
+    if (p.first_row == 0) { // before the wait: these rows have no other writer, and nothing reads them any more
         clear_uncovered(p);
     }
     constexpr int WARPS  = MERGE_THREADS / 32;
@@ -113,6 +113,7 @@ GPU_FN void merge_block(const params & p) {
         const int column = number % pieces * MERGED_COLUMNS;
         if (!waited) { // as late as possible
             gpu::wait_for_last_kernel();
+            gpu::let_next_kernel_begin();
             waited = true;
         }
         merge_piece(p, p.partial + (partials_before(p, row) + (int64_t) i * n) * partial_floats(p), n, i % p.n_head,
