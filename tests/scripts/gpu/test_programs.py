@@ -136,18 +136,22 @@ def stock_at(folder: Path) -> Places:
 def test_one_answer_is_measured_with_the_command_that_is_given(tiny_model: Path, tmp_path: Path) -> None:
     """Ours runs, on the CPU and with less to do; stock's is a listing as llama-bench prints it."""
     smaller = {"-1": "0", "512": "16", "128": "8", "5": "1"}
+    given = []
 
     def run(command: Sequence[str], seconds: float, extra: Mapping[str, str]) -> Done:
         if command[0].endswith("llama-bench"):
             assert extra["LD_LIBRARY_PATH"].split(":")[0] == os.fspath(tmp_path)
             rows = [{"n_prompt": 512, "n_gen": 0, "samples_ts": [9.0]}]
             return Done(0, json.dumps([*rows, {"n_prompt": 0, "n_gen": 128, "samples_ts": [1e-3]}]), "")
+        given.append(dict(extra))
         return run_program([smaller.get(word, word) for word in command], seconds, extra)
 
     found, complaints = check_single(run, stock_at(tmp_path), tiny_model, 60)
     assert complaints == []
     assert found["versus_stock"] > 1000
-    assert {row["test"] for row in found["pyvelo"]} == {"prompt", "answer"}
+    assert given == [{}, {"GGML_CUDA_PDL": "0"}]
+    for name in ("pyvelo", "one_kernel_after_the_other"):
+        assert {row["test"] for row in found[name]} == {"prompt", "answer"}
 
 
 def test_many_requests_are_asked_for_as_the_benchmark_understands(
