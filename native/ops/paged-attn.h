@@ -31,7 +31,7 @@ enum ggml_paged_attn_row {
 
     GGML_PAGED_ATTN_BEGIN  = 5, // where its first KV split begins: a token at or before the first attended one
     GGML_PAGED_ATTN_SHIFT  = 6, // base-2 logarithm of the tokens of its splits
-    GGML_PAGED_ATTN_COMMON = 7, // leading splits that equal those of the row before
+    GGML_PAGED_ATTN_COMMON = 7, // leading splits that are also the row before's
     // sums over this row and all rows before it
     GGML_PAGED_ATTN_VERY_FEW  = 8,  // splits of sequences with 1 to 8 packed rows
     GGML_PAGED_ATTN_FEW       = 9,  // splits of sequences with 9 to 16 packed rows

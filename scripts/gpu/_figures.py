@@ -93,7 +93,7 @@ def stock_environment(places: Places) -> dict[str, str]:
 def check_single(run: Run, places: Places, model: Path, seconds: float) -> Found:
     """Measure a single answer of a Llama-8B shape, beside stock llama-bench.
 
-    Measures ours a second time with kernels that begin only when the one before has ended, without judging it.
+    Measures ours again with kernels that begin only when the one before has ended, without judging it.
     """
     program, time = stock_program(places, "llama-bench"), Budget(seconds)
     theirs = run(

@@ -49,8 +49,8 @@ struct block_items {
     }
 };
 
-// Find the rows of the table of items `first` .. first + n - 1 of this block. `split` becomes an item's number among
-// those of its row. Each thread looks at a row; `before`: items before the first one.
+// Find the rows of the table of items `first` .. first + n - 1 of this block. `split` becomes an item's number within
+// its row. Each thread looks at a row; `before`: items before the first one.
 template <class Plan>
 GPU_FN void find_rows(const Plan & plan, const block_items & own, int before, int first, int n, work_item * items) {
     GPU_ROLLED

@@ -30,7 +30,7 @@ GPU_FN token_range split_range(const int32_t * row, int split) {
 
 GPU_FN int packed_rows(const params & p, const sequence & s) { return s.n_q * p.group; }
 
-// Return the rows of `partial` before those of a row of the table: one for each query, head and split.
+// Return where the rows of `partial` of a row of the table begin: it has one for each query, head and split.
 GPU_FN int64_t partials_before(const params & p, int row) {
     return (int64_t) (sum_before(p, row, ROW_PARTIALS) - sum_before(p, p.first_row, ROW_PARTIALS)) * p.n_head;
 }
