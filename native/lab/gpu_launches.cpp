@@ -23,8 +23,10 @@ struct printing_launcher {
 
     template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const params &, row_range, int tokens, int bytes) {
-        printf("{\"call\": \"%s\", \"kernel\": [%d, %d, %d, \"%s\", \"%s\"], \"tokens\": %d, \"bytes\": %d}\n", call,
-               (int) BY, M_TILES, V_TILES, name_of(KNumbers()).c_str(), name_of(VNumbers()).c_str(), tokens, bytes);
+        constexpr int warps = kernel_threads<BY, M_TILES, V_TILES, KNumbers, VNumbers> / 32;
+        printf("{\"call\": \"%s\", \"kernel\": [%d, %d, %d, \"%s\", \"%s\"], ", call, (int) BY, M_TILES, V_TILES,
+               name_of(KNumbers()).c_str(), name_of(VNumbers()).c_str());
+        printf("\"warps\": %d, \"tokens\": %d, \"bytes\": %d}\n", warps, tokens, bytes);
     }
     void merge(const params &) {}
     int  multiprocessors() const { return 1; } // the largest tiles
@@ -39,19 +41,34 @@ struct kv_type {
     int          type;
 };
 
-void print_launches(kv_type kv, int d, int shared_bytes, bool has_known) {
-    const std::string name      = kv.name + (" " + std::to_string(d));
-    const int         row_bytes = d / CODED_NUMBERS * group_bytes(kv.type);
-    params            p         = {};
-    p.k = p.v = make_pages(nullptr, row_bytes, 8 * row_bytes, kv.type, row_bytes);
-    p.d_k = p.d_v = d;
-    p.n_head = 32, p.n_head_kv = 8, p.group = 4;
-    p.n_tokens = 512, p.n_rows = 1, p.scale = 1.0f;
+// Print the launches of a call of 512 queries.
+void print_launches(const std::string & name, params p, int shared_bytes, bool has_known) {
+    p.n_head   = p.group * p.n_head_kv;
+    p.n_tokens = 512, p.n_rows = p.end_row = 1, p.scale = 1.0f;
     set_block_size(p, 64);
     printing_launcher launcher = {name.c_str(), has_known};
     if (refusal(p, shared_bytes) == nullptr) {
         launch_part(p, shared_bytes, launcher);
     }
+}
+
+params heads_of(kv_type kv, int d) {
+    const int row_bytes = d / CODED_NUMBERS * group_bytes(kv.type);
+    params    p         = {};
+    p.k = p.v = make_pages(nullptr, row_bytes, 8 * row_bytes, kv.type, row_bytes);
+    p.d_k = p.d_v = d;
+    p.n_head_kv = 8, p.group = 4;
+    return p;
+}
+
+params latent_heads(bool fast) {
+    const kv_type f16 = {"f16", PAGE_F16};
+    params        p   = heads_of(f16, 576);
+    p.d_v             = 512;
+    p.n_head_kv = 1, p.group = 128;
+    p.v_is_k = true;
+    p.fast   = fast;
+    return p;
 }
 
 } // namespace
@@ -62,8 +79,10 @@ int main(int argc, char ** argv) {
     for (const kv_type kv : {kv_type{"f16", PAGE_F16}, kv_type{"q8_0", PAGE_Q8_0}, kv_type{"q4_0", PAGE_Q4_0},
                              kv_type{"q5_1", PAGE_Q5_1}, kv_type{"bf16", PAGE_BF16}, kv_type{"f32", PAGE_F32}}) {
         for (const int d : {64, 128, 256}) {
-            print_launches(kv, d, shared_bytes, has_known);
+            print_launches(kv.name + (" " + std::to_string(d)), heads_of(kv, d), shared_bytes, has_known);
         }
     }
+    print_launches("latent", latent_heads(false), shared_bytes, has_known);
+    print_launches("latent, fast", latent_heads(true), shared_bytes, has_known);
     return 0;
 }

@@ -26,8 +26,6 @@ SHARED = {
 }
 """KiB of shared memory of a thread block and of a multiprocessor, by compute capability."""
 REGISTERS = 65536
-WARPS = 4
-"""Warps of a thread block."""
 SYSTEM_BYTES = KIB
 """Shared memory that the system takes for each thread block, from 8.0 on."""
 
@@ -39,6 +37,8 @@ class Launch:
     call: str
     kernel: tuple[int, int, int, str, str]
     """Template arguments."""
+    warps: int
+    """Of a thread block."""
     tokens: int
     """Tokens of a tile, or of each warp where warps divide the tokens."""
     bytes: int
@@ -74,14 +74,16 @@ def launches(program: Path, capability: str) -> list[Launch]:
     has_known = str(int(float(capability) >= 8))
     out = subprocess.run([program, limit, has_known], check=True, capture_output=True, text=True).stdout
     found = (json.loads(line) for line in out.splitlines())
-    return [Launch(one["call"], tuple(one["kernel"]), one["tokens"], one["bytes"]) for one in found]
+    return [
+        Launch(one["call"], tuple(one["kernel"]), one["warps"], one["tokens"], one["bytes"]) for one in found
+    ]
 
 
-def resident_blocks(shared_bytes: int, registers: int, capability: str) -> int:
+def resident_blocks(shared_bytes: int, warps: int, registers: int, capability: str) -> int:
     """Return how many thread blocks a multiprocessor holds."""
     system = SYSTEM_BYTES if float(capability) >= 8 else 0
     by_memory = SHARED[capability][1] * KIB // (shared_bytes + system)
-    by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * WARPS)
+    by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
     return min(by_memory, by_registers)
 
 
@@ -90,7 +92,7 @@ def print_occupancy(
     registers_of: Callable[[tuple[int, int, int, str, str], str], tuple[str, int] | None],
 ) -> None:
     """Print a table. `registers_of` returns a kernel's name and registers, or None if it was not compiled."""
-    head = f"{'for':6} {'call':9} {'kernel':58} {'tokens':>6} {'KiB':>6} {'registers':>9}"
+    head = f"{'for':6} {'call':12} {'kernel':58} {'tokens':>6} {'KiB':>6} {'registers':>9}"
     print(f"{head} {'blocks':>6} {'warps':>5}")
     with tempfile.TemporaryDirectory() as folder:
         program = build_launches(Path(folder))
@@ -99,8 +101,8 @@ def print_occupancy(
         if (used := registers_of(launch.kernel, capability)) is None:
             continue
         name, registers = used
-        blocks = resident_blocks(launch.bytes, registers, capability)
+        blocks = resident_blocks(launch.bytes, launch.warps, registers, capability)
         print(
-            f"{capability:6} {launch.call:9} {name:58} {launch.tokens:6} {launch.bytes / KIB:6.1f} "
-            f"{registers:9} {blocks:6} {blocks * WARPS:5}"
+            f"{capability:6} {launch.call:12} {name:58} {launch.tokens:6} {launch.bytes / KIB:6.1f} "
+            f"{registers:9} {blocks:6} {blocks * launch.warps:5}"
         )

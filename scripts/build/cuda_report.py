@@ -16,13 +16,14 @@ import argparse
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
@@ -34,7 +35,6 @@ from scripts.build._occupancy import print_occupancy
 SOURCES = ROOT / "native" / "ops" / "cuda"
 CAPABILITIES = ("7.5", "8.0", "8.9", "9.0")
 ACCEPTED = {
-    ("attend by tokens: 8 rows, q4_0 of 128", "9.0"): 96,  # faster: one more thread block runs at once
     ("attend by rows: 128 rows, K half, V half, 128 columns", "7.5"): 192,  # it has no more registers
     **{
         (f"attend by rows: 64 rows, K float, V {v}, 256 columns", "7.5"): 32
@@ -74,6 +74,8 @@ class Usage:
     shared: int
     """Static shared memory; a tile's is chosen at launch."""
     symbol: str = field(default="", compare=False, repr=False)
+    code: int = field(default=0, compare=False)
+    """Bytes of machine code; 0 if unknown."""
 
     @property
     def clean(self) -> bool:
@@ -98,7 +100,8 @@ class Kernel:
     def name(self) -> str:
         """Readable name."""
         rows = self.m_tiles * {"tokens": 8, "rows": 64, "columns": 16}[DIVISIONS[self.division]]
-        columns = 16 * self.v_tiles * (4 if DIVISIONS[self.division] == "columns" else 1)
+        warps = (4 if self.m_tiles == 1 else 8) if DIVISIONS[self.division] == "columns" else 1
+        columns = 16 * self.v_tiles * warps
         head = f"attend by {DIVISIONS[self.division]}: {rows} rows"
         if " " in self.k:
             number, size = self.k.split()
@@ -164,6 +167,22 @@ def read_report(text: str, capability: str) -> list[Usage]:
     return functions
 
 
+def code_bytes(binary: bytes) -> dict[str, int]:
+    """Return the bytes of machine code of each function in a cubin, a 64-bit ELF file, by symbol."""
+    if binary[:5] != b"\x7fELF\x02":
+        return {}
+    (table,) = struct.unpack_from("<Q", binary, 40)
+    each, n, index_of_names = struct.unpack_from("<HHH", binary, 58)
+    sections = [struct.unpack_from("<I20xQQ", binary, table + i * each) for i in range(n)]
+    names = sections[index_of_names][1]
+    found = {}
+    for name, _, size in sections:
+        word = binary[names + name : binary.index(b"\0", names + name)].decode()
+        if word.startswith(".text."):
+            found[word.removeprefix(".text.")] = size
+    return found
+
+
 def find_nvcc(given: str | None) -> str:
     """Return the path of nvcc: the named one, else from CUDACXX, PATH, CUDA_PATH or the usual folder.
 
@@ -199,7 +218,9 @@ def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[
     if done.returncode != 0:
         print(done.stdout + done.stderr, file=sys.stderr)
         raise ScriptError(f"{source.name} does not compile for {capability}: the reason is above")
-    return read_report(done.stdout + done.stderr, capability)
+    sizes = code_bytes(output.read_bytes()) if output.is_file() else {}
+    functions = read_report(done.stdout + done.stderr, capability)
+    return [replace(usage, code=sizes.get(usage.symbol, 0)) for usage in functions]
 
 
 def compile_dropped(instances: Sequence[str], capability: str) -> list[Usage]:
@@ -251,16 +272,20 @@ def report(
 
 
 def print_table(functions: Sequence[Usage]) -> None:
-    """Print a row for each kernel and a column for each compute capability: registers, and what is wrong."""
+    """Print a row for each kernel and a column for each compute capability: registers, code, what is wrong."""
     capabilities = list(dict.fromkeys(usage.capability for usage in functions))
     cells = {(usage.name, usage.capability): usage for usage in functions}
     width = max(len(usage.name) for usage in functions)
-    print(f"{'registers of':{width}} " + " ".join(f"{capability:>22}" for capability in capabilities))
+    print(
+        f"{'registers and code of':{width}} " + " ".join(f"{capability:>22}" for capability in capabilities)
+    )
     for name in dict.fromkeys(usage.name for usage in functions):
         row = []
         for capability in capabilities:
             usage = cells.get((name, capability))
             text = "" if usage is None else str(usage.registers)
+            if usage is not None and usage.code:
+                text += f", {usage.code / 1024:.0f} KiB"
             if usage is not None and usage.shared:
                 text += f", {usage.shared} B shared"
             if usage is not None and not usage.clean:

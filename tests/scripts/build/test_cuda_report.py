@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,24 @@ def test_a_report() -> None:
     assert found[0].name == "attend by tokens: 8 rows, q8_0 of 128"
     name = "paged::attend_kernel<0, 1, 8, paged::known_numbers<8, 128>, paged::known_numbers<8, 128>>"
     assert cuda_report.instance(found[0].symbol) == name
+
+
+def section(name: int, offset: int, size: int) -> bytes:
+    """A section's header in an ELF file of 64 bits."""
+    return struct.pack("<IIQQQQIIQQ", name, 1, 0, 0, offset, size, 0, 0, 1, 0)
+
+
+def test_bytes_of_machine_code() -> None:
+    names = b"\0.text.one\0.text.other_kernel\0.data\0"
+    body = names + section(0, 64, len(names)) + section(1, 0, 640) + section(11, 0, 128) + section(30, 0, 9)
+    head = b"\x7fELF\x02".ljust(40, b"\0") + struct.pack("<QIHHHHHH", 64 + len(names), 0, 64, 0, 0, 64, 4, 0)
+    assert cuda_report.code_bytes(head + body) == {"one": 640, "other_kernel": 128}
+    assert cuda_report.code_bytes(b"no ELF") == {}
+
+
+def test_tiles_of_columns() -> None:
+    found = [cuda_report.Kernel(2, m, v, "half", "half").name for m, v in ((1, 8), (4, 4))]
+    assert found == [f"attend by columns: {n} rows, K half, V half, 512 columns" for n in (16, 64)]
 
 
 def test_a_function_that_is_called_counts_too() -> None:
