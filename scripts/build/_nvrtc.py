@@ -38,8 +38,8 @@ def compile_with_nvrtc(
         )
     nvrtc = ctypes.CDLL(str(libraries[0]))
     program = ctypes.c_void_p()
-    headers = (ctypes.c_char_p * 1)(_CSTDINT), (ctypes.c_char_p * 1)(b"cstdint")
-    _require(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 1, *headers))
+    headers = (ctypes.c_char_p * 2)(_CSTDINT, _CSTDINT), (ctypes.c_char_p * 2)(b"cstdint", b"stdint.h")
+    _require(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 2, *headers))
     try:
         for name in names:
             _require(nvrtc.nvrtcAddNameExpression(program, name.encode()))

@@ -272,7 +272,7 @@ def report(
 
 
 def print_table(functions: Sequence[Usage]) -> None:
-    """Print a row for each kernel and a column for each compute capability: registers, code, what is wrong."""
+    """Print a row for each kernel and a column for each compute capability: registers, code, spills."""
     capabilities = list(dict.fromkeys(usage.capability for usage in functions))
     cells = {(usage.name, usage.capability): usage for usage in functions}
     width = max(len(usage.name) for usage in functions)
