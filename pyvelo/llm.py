@@ -66,7 +66,7 @@ class LLM(EngineView):
     kv_store: folder, valkey://HOST:PORT or `KVStore` for blocks that outlive the process; extra `store`.
     kv_events: address such as tcp://127.0.0.1:5557, or `KVEvents`, for routers; extra `events`.
     deterministic: the same tokens whether a request runs alone or beside others.
-    attention_precision: "exact" rounds attention no more than llama.cpp does; "fast": bfloat16 for prompts.
+    attention_precision: "exact" rounds attention no more than llama.cpp does; "fast": bfloat16 for many rows.
     seed: for requests without a seed.
     progress: called during the load with the loaded share, 0..1. If weights are packed for this processor,
         the first step packs them and calls it again, in the thread that computes. Its exception ends both.

@@ -222,7 +222,7 @@ typedef struct velo_context_params {
     int32_t max_outputs;      // rows of logits of one step; 0: one for each sequence
     int32_t n_threads;        // 0: all logical cores
     int32_t deterministic;    // bit-identical logits alone, batched and recomputed; needs a deterministic model
-    int32_t fast_attention;   // products of many query rows may round to bfloat16, for every type
+    int32_t fast_attention;   // products of many rows may round to bfloat16, for every type
     int32_t n_swap_blocks;    // extra blocks in host memory, for velo_blocks_swap_out
     // Group of each layer, from 0 on; entries of layers without a cache are not read. NULL: all layers are in one
     // group. Layers of a group have the same window. A block holds block_size tokens for the layers of one group: the

@@ -19,7 +19,7 @@ template <int TYPE, int SIZE> std::string name_of(const known_numbers<TYPE, SIZE
 
 struct printing_launcher {
     const char * call;
-    bool         has_known; // cards from 8.0 on
+    bool         has_all; // cards from 8.0 on
 
     template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const params &, row_range, int tokens, int bytes) {
@@ -30,9 +30,10 @@ struct printing_launcher {
     }
     void merge(const params &) {}
     int  multiprocessors() const { return 1; } // the largest tiles
+    bool has_all_kernels() const { return has_all; }
 
     template <class Which> bool attend_with(const params & p, int shared_bytes) {
-        return (has_known || !std::is_same<Which, known_types>::value) && launch_which<Which>(p, shared_bytes, *this);
+        return (has_all || !std::is_same<Which, known_types>::value) && launch_which<Which>(p, shared_bytes, *this);
     }
 };
 
@@ -42,11 +43,11 @@ struct kv_type {
 };
 
 // Print the launches of a call of 512 queries.
-void print_launches(const std::string & name, params p, int shared_bytes, bool has_known) {
+void print_launches(const std::string & name, params p, int shared_bytes, bool has_all) {
     p.n_head   = p.group * p.n_head_kv;
     p.n_tokens = 512, p.n_rows = p.end_row = 1, p.scale = 1.0f;
     set_block_size(p, 64);
-    printing_launcher launcher = {name.c_str(), has_known};
+    printing_launcher launcher = {name.c_str(), has_all};
     if (refusal(p, shared_bytes) == nullptr) {
         launch_part(p, shared_bytes, launcher);
     }
@@ -75,14 +76,14 @@ params latent_heads(bool fast) {
 
 int main(int argc, char ** argv) {
     const int  shared_bytes = argc > 1 ? atoi(argv[1]) : 0;
-    const bool has_known    = argc > 2 && atoi(argv[2]) != 0;
+    const bool has_all      = argc > 2 && atoi(argv[2]) != 0;
     for (const kv_type kv : {kv_type{"f16", PAGE_F16}, kv_type{"q8_0", PAGE_Q8_0}, kv_type{"q4_0", PAGE_Q4_0},
                              kv_type{"q5_1", PAGE_Q5_1}, kv_type{"bf16", PAGE_BF16}, kv_type{"f32", PAGE_F32}}) {
         for (const int d : {64, 128, 256}) {
-            print_launches(kv.name + (" " + std::to_string(d)), heads_of(kv, d), shared_bytes, has_known);
+            print_launches(kv.name + (" " + std::to_string(d)), heads_of(kv, d), shared_bytes, has_all);
         }
     }
-    print_launches("latent", latent_heads(false), shared_bytes, has_known);
-    print_launches("latent, fast", latent_heads(true), shared_bytes, has_known);
+    print_launches("latent", latent_heads(false), shared_bytes, has_all);
+    print_launches("latent, fast", latent_heads(true), shared_bytes, has_all);
     return 0;
 }

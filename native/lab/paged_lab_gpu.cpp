@@ -35,7 +35,8 @@ struct host_launcher {
         gpu::hide(const_cast<void *>(partial.at), (size_t) partial.bytes);
         gpu::launch(n_blocks, paged::MERGE_THREADS, nullptr, 0, [&] { paged::merge_block(p); });
     }
-    int multiprocessors() const { return n_blocks; }
+    int  multiprocessors() const { return n_blocks; }
+    bool has_all_kernels() const { return true; }
 
     template <class Which> bool attend_with(const paged::params & p, int shared_bytes) {
         return paged::launch_which<Which>(p, shared_bytes, *this);
@@ -55,6 +56,7 @@ struct listing_launcher {
     }
     void merge(const paged::params &) { to[n++] = {}; }
     int  multiprocessors() const { return 1; }
+    bool has_all_kernels() const { return true; }
 
     template <class Which> bool attend_with(const paged::params & p, int shared_bytes) {
         return paged::launch_which<Which>(p, shared_bytes, *this);

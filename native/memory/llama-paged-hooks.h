@@ -28,13 +28,13 @@ void llama_paged_attach(llama_context & ctx);
 // Return the slots of the pool, as the size of a contiguous cache.
 uint32_t llama_paged_size(const llama_paged_cache & cache);
 
-// The block tables of a cache's groups are the graph's input in place of a contiguous cache's mask. Their type tells
+// The block tables of a cache's parts are the graph's input in place of a contiguous cache's mask. Their type tells
 // them apart.
 ggml_tensor * llama_paged_build_tables(ggml_context * ctx, llama_paged_cache & cache);
 bool          llama_paged_can_reuse(const ggml_tensor * tables, const llama_paged_cache & cache);
 bool          llama_paged_is_table(const ggml_tensor * mask);
 
-// The slots of the groups are the graph's input in place of a contiguous cache's indices.
+// The slots of the parts are the graph's input in place of a contiguous cache's indices.
 ggml_tensor * llama_paged_build_slots(ggml_context * ctx, llama_paged_cache & cache, int64_t n_tokens);
 ggml_tensor * llama_paged_slots_of_layer(const llama_paged_cache & cache, ggml_tensor * slots, int il);
 

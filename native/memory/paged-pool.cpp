@@ -74,11 +74,15 @@ static int32_t shares_of(const device_pool & pool, const access::layer & l) {
     return (int32_t) n;
 }
 
-// Add the next layer of a cache to its part.
+// Add the next layer of a cache to its part. A layer without KV heads computes no attention and needs none.
 static void add_to_part(llama_paged_cache & cache, uint32_t il, int32_t group, int32_t share) {
     const llama_hparams & hparams = access::hparams(*cache.cache);
-    const paged_part      part    = {group, share, (int32_t) hparams.n_gqa(il), paged_has_window(hparams, il)};
-    const auto            found   = std::find(cache.parts.begin(), cache.parts.end(), part);
+    if (hparams.n_head_kv(il) == 0) {
+        cache.part_of.push_back(0);
+        return;
+    }
+    const paged_part part  = {group, share, (int32_t) hparams.n_gqa(il), paged_has_window(hparams, il)};
+    const auto       found = std::find(cache.parts.begin(), cache.parts.end(), part);
     cache.part_of.push_back((int32_t) (found - cache.parts.begin()));
     if (found == cache.parts.end()) {
         cache.parts.push_back(part);

@@ -2,8 +2,6 @@
 #include "kv-splits.h"
 #include "paged-attn.h"
 
-#include <string.h>
-
 // ---- shared blocks ----
 
 static int64_t n_blocks(const int32_t * row, int32_t block_size) {
@@ -29,8 +27,6 @@ void ggml_paged_attn_find_shared(int32_t * table, int64_t n_rows, int64_t stride
 enum {
     ONE_SPLIT = 30, // SHIFT of a sequence that is not split
     FIRST_SUM = GGML_PAGED_ATTN_VERY_FEW,
-    VERY_FEW  = 8,
-    FEW       = 16,
 };
 
 static int32_t first_position(const int32_t * row) { return row[GGML_PAGED_ATTN_KV] - row[GGML_PAGED_ATTN_NQ]; }
@@ -75,7 +71,7 @@ static int32_t common_splits(const int32_t * row, const int32_t * before,
 }
 
 // Return the splits of a row that are computed with the row before it, in tiles of so many packed rows. Rows of the
-// table are grouped by as many as fit into a tile.
+// table are grouped by as many as fit into a tile, as in attend_plan::skipped of the kernels.
 static int32_t saved_splits(const int32_t * row, int64_t index, int32_t packed, int32_t tile_rows) {
     const int32_t fit = tile_rows / packed;
     return fit < 2 || index % fit == 0 ? 0 : row[GGML_PAGED_ATTN_COMMON];
@@ -91,8 +87,8 @@ static void add_row(int32_t * row, int64_t index, int32_t group) {
         row[GGML_PAGED_ATTN_MERGED] += n_q;
         row[GGML_PAGED_ATTN_PARTIALS] += n_q * n;
     }
-    if (packed <= FEW) {
-        row[packed <= VERY_FEW ? GGML_PAGED_ATTN_VERY_FEW : GGML_PAGED_ATTN_FEW] += n;
+    if (packed <= FEW_ROWS) {
+        row[packed <= VERY_FEW_ROWS ? GGML_PAGED_ATTN_VERY_FEW : GGML_PAGED_ATTN_FEW] += n;
         row[GGML_PAGED_ATTN_SAVED_8] += saved_splits(row, index, packed, 8);
         row[GGML_PAGED_ATTN_SAVED_16] += saved_splits(row, index, packed, 16);
     } else {

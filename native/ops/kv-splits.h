@@ -1,19 +1,23 @@
 // KV splits of GPUs: a sequence with few queries and many tokens is divided, so that it occupies the whole GPU. The
-// number and size of its splits depend on the sequence alone.
+// number and size of its splits depend on the sequence alone. The host's plan (block-table.c) and the kernels share
+// this.
 #pragma once
 
 #include <stdint.h>
 
 enum {
-    MAX_SPLIT_QUERIES = 16,  // a sequence with more queries is not split
-    MAX_KV_SPLITS     = 32,  // of a sequence
-    SPLIT_ALIGN       = 64,  // tokens; the first split begins at a multiple of it
-    SPLIT_SHIFT       = 8,   // base-2 logarithm of the tokens of the smallest split
-    SHORT_SEQUENCE    = 2048 // tokens; longer sequences have larger splits
+    MAX_SPLIT_QUERIES = 16,   // a sequence with more queries is not split
+    MAX_KV_SPLITS     = 32,   // of a sequence
+    SPLIT_ALIGN       = 64,   // tokens; the first split begins at a multiple of it
+    SPLIT_SHIFT       = 8,    // base-2 logarithm of the tokens of the smallest split
+    SHORT_SEQUENCE    = 2048, // tokens; longer sequences have larger splits
+
+    VERY_FEW_ROWS = 8, // packed rows: query rows of a sequence times query heads of a KV head
+    FEW_ROWS      = 16 // sequences of up to so many have kernels of their own
 };
 
 // Return the base-2 logarithm of the tokens of a split. Short splits occupy the GPU for a few short sequences; for long
-// sequences, longer splits cost less. Only sequences with the same size share a prefix, so there are few sizes.
+// sequences, longer splits cost less. Only splits of the same size are shared, so there are few sizes.
 static inline int kv_split_shift(int64_t tokens) {
     int shift = tokens <= SHORT_SEQUENCE ? SPLIT_SHIFT : SPLIT_SHIFT + 1;
     while (tokens > (int64_t) MAX_KV_SPLITS << shift) {

@@ -3,7 +3,7 @@
 //   q      F32 [d_k, n_head,    n_tokens]   queries of all sequences, sequence after sequence
 //   k      any [d_k, n_head_kv, n_slots]    the pool of one layer; head and slot may be strided
 //   v      any [d_v, n_head_kv, n_slots]    may be a view of k (multi-head latent attention)
-//   table  I32 [header + width, n_rows]     one row per sequence, see ggml_paged_attn_row
+//   table  I32 [header + width, n_rows]     one row per sequence, see ggml_paged_attn_row; devices need its plan
 //   sinks  F32 [n_head]                     optional
 //   out    F32 [d_v, n_head, n_tokens]      rows of no sequence are zero
 //
@@ -43,7 +43,7 @@ enum ggml_paged_attn_row {
     GGML_PAGED_ATTN_SAVED_64  = 15, // if tiles of 64 have, of sequences with more than 16 packed rows
     GGML_PAGED_ATTN_SAVED_128 = 16, // if tiles of 128 have
     GGML_PAGED_ATTN_MERGED    = 17, // query rows of sequences with two splits or more
-    GGML_PAGED_ATTN_PARTIALS  = 18, // the splits of each of these query rows
+    GGML_PAGED_ATTN_PARTIALS  = 18, // the splits of these query rows
     GGML_PAGED_ATTN_QUERIES   = 19, // query rows
 
     GGML_PAGED_ATTN_HEADER = 20, // block ids in position order follow, -1 past the end
@@ -58,7 +58,7 @@ enum ggml_paged_attn_window {
 enum ggml_paged_attn_flags {
     // a row's result does not depend on the number of query rows of its sequence in the step
     GGML_PAGED_ATTN_DETERMINISTIC = 1,
-    // products of many query rows may be rounded to bfloat16 for any type of K and V
+    // products of many rows may be rounded to bfloat16 for any type of K and V; devices count packed rows
     GGML_PAGED_ATTN_FAST = 2,
     // no row of the table has more than one query row, as in a step of decode; devices may need fewer kernels
     GGML_PAGED_ATTN_SINGLE = 4,
@@ -80,7 +80,8 @@ struct ggml_paged_attn_params {
 GGML_API void ggml_paged_attn_find_shared(int32_t * table, int64_t n_rows, int64_t stride, int32_t block_size);
 
 // Sets what devices need of each row of a table, whose other numbers are set: GGML_PAGED_ATTN_BEGIN and the following.
-// `group`: query heads of a KV head of the layers that use the table, which also have these parameters.
+// `group`: query heads of a KV head of the layers that use the table, at least 1. It reads their block size and
+// window, which ggml_paged_attn_check must have accepted.
 GGML_API void ggml_paged_attn_plan(int32_t * table, int64_t n_rows, int64_t stride, int32_t group,
                                    const struct ggml_paged_attn_params * params);
 

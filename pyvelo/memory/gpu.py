@@ -19,7 +19,7 @@ LIBRARY_BYTES = 256 << 20
 ROUNDING_BYTES = 32 << 20
 """For tiles of products that several thread blocks add up, lists of experts, and rounding in the pool."""
 
-# the KV splits of native/ops/cuda/paged-schedule.h, and the workspace of paged-launch.h
+# the KV splits of native/ops/kv-splits.h, and the workspace of native/ops/cuda/paged-launch.h
 FEW_QUERIES = 16
 SPLIT_TOKENS = 256
 SPLIT_ALIGN = 64

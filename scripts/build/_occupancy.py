@@ -38,7 +38,7 @@ class Launch:
     kernel: tuple[int, int, int, str, str]
     """Template arguments."""
     warps: int
-    """Of a thread block."""
+    """Warps of a thread block."""
     tokens: int
     """Tokens of a tile, or of each warp where warps divide the tokens."""
     bytes: int
@@ -71,8 +71,8 @@ def launches(program: Path, capability: str) -> list[Launch]:
     if capability not in SHARED:
         raise ScriptError(f"the shared memory of {capability} is not known: choose from {', '.join(SHARED)}")
     limit = str(SHARED[capability][0] * KIB)
-    has_known = str(int(float(capability) >= 8))
-    out = subprocess.run([program, limit, has_known], check=True, capture_output=True, text=True).stdout
+    has_all = str(int(float(capability) >= 8))
+    out = subprocess.run([program, limit, has_all], check=True, capture_output=True, text=True).stdout
     found = (json.loads(line) for line in out.splitlines())
     return [
         Launch(one["call"], tuple(one["kernel"]), one["warps"], one["tokens"], one["bytes"]) for one in found

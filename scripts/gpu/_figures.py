@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +109,11 @@ def check_single(run: Run, places: Places, model: Path, seconds: float) -> Found
     ]
     ours = run(command, time.left(seconds), {})
     found, complaints = judge_single(_json(ours, "pyvelo bench"), _json(theirs, "llama-bench"))
-    with suppress(OutOfTime):
+    try:
         apart = run(command, time.left(seconds), {"GGML_CUDA_PDL": "0"})
         found["one_kernel_after_the_other"] = _json(apart, "pyvelo bench")["results"]
+    except (OutOfTime, RuntimeError) as error:
+        found["one_kernel_after_the_other"] = str(error)
     return found, complaints
 
 

@@ -319,6 +319,30 @@ def _gemma4_layer(s: Shape, number: int) -> Iterator[Tensor]:
     yield from post_norms(s)
 
 
+def _deci_heads(s: Shape, number: int) -> tuple[int, int]:
+    """Return heads and KV heads of a layer of DeciLM: attention, none, linear attention, or one KV head."""
+    return ((s.heads, s.kv_heads), (0, 0), (s.heads, 0), (s.heads, 1))[number % 4]
+
+
+def _deci_keys(s: Shape) -> dict[str, Any]:
+    heads = [_deci_heads(s, number) for number in range(s.layers)]
+    return {
+        "attention.head_count": [each for each, _ in heads],
+        "attention.head_count_kv": [each for _, each in heads],
+        "feed_forward_length": [s.ffn] * s.layers,
+    }
+
+
+def _deci_layer(s: Shape, number: int) -> Iterator[Tensor]:
+    heads, kv_heads = _deci_heads(s, number)
+    if kv_heads:
+        yield from qkvo(replace(s, kv_heads=kv_heads))
+    elif heads:
+        yield Tensor("attn_norm.weight", (s.embd,), "norm")
+        yield Tensor("attn_output.weight", (s.embd, s.embd), "matrix")
+    yield from ffn(s)
+
+
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 WINDOWED = {"gemma2": 128, "gemma3": 128, "gemma4": 128, "gpt-oss": 128}
@@ -332,6 +356,7 @@ ARCHS: dict[str, Arch] = {
     "gemma3": Arch(_no_keys, plain(qkvo, qk_norms, ffn, post_norms)),
     "gemma4": Arch(_gemma4_keys, _gemma4_layer),
     "gpt-oss": Arch(_no_keys, plain(_gpt_oss_layer)),
+    "deci": Arch(_deci_keys, _deci_layer),
     "deepseek2": Arch(_deepseek2_keys, plain(_deepseek2_layer)),
     "lfm2": Arch(_recurrent.lfm2_keys, _recurrent.lfm2_layer),
     "granitehybrid": Arch(_recurrent.granite_keys, _recurrent.granite_layer),

@@ -68,7 +68,9 @@ def test_f32_equals_stock_to_rounding(job: contiguous.Job, contiguous_build: Pat
     np.testing.assert_array_equal(stock.greedy, paged.greedy)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "gemma4", "gpt-oss", "deepseek2", "lfm2"])
+@pytest.mark.parametrize(
+    "arch", ["llama", "gemma2", "gemma3", "gemma4", "gpt-oss", "deepseek2", "lfm2", "deci"]
+)
 def test_every_kind_of_memory(
     arch: str, job: contiguous.Job, make_model: MakeModel, contiguous_build: Path
 ) -> None:

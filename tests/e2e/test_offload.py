@@ -41,11 +41,15 @@ def test_offload_of_windows(make_model: MakeModel, options: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize(
     "options",
-    [("gemma3", "--layers", "7"), ("gemma4", "--layers", "7", "--kv-heads", "4", "--period", "3")],
-    ids=["windows", "windows and other heads"],
+    [
+        ("gemma3", "--layers", "7", "--window", "64"),
+        ("gemma4", "--layers", "7", "--window", "64", "--kv-heads", "4", "--period", "3"),
+        ("deci", "--layers", "5"),
+    ],
+    ids=["windows", "windows and other heads", "other heads and none"],
 )
 def test_kernels_get_a_plan_for_each_kind_of_layer(make_model: MakeModel, options: tuple[str, ...]) -> None:
-    check(make_model("tiny", "--arch", *options, "--window", "64", "--type", "f32"), "kernels")
+    check(make_model("tiny", "--arch", *options, "--type", "f32"), "kernels")
 
 
 def check(path: Path, what: str) -> None:

@@ -5,9 +5,8 @@
 
 namespace paged {
 
-// Return the least thread blocks on a multiprocessor. More blocks would spill registers; only q4_0 of 128 spills a few,
-// and is faster with four blocks than with three. Products without tensor cores need more registers. `type`: of the
-// rows, if the kernel is for one type.
+// Return the least thread blocks on a multiprocessor. More blocks would spill registers. Products without tensor cores
+// need more registers, and blocks of eight warps have room for one. `type`: of the rows, if the kernel is for one type.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int min_blocks(int, int, int, int) { return 2; }
 #else
@@ -28,7 +27,7 @@ __global__ void __launch_bounds__(kernel_threads<(division) BY, M_TILES, V_TILES
     attend_kernel(const __grid_constant__ params p, const __grid_constant__ row_range of, int tokens) {
     extern __shared__ __align__(16) char memory[];
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    // see has_known_kernels and launch_wide
+    // see has_all_kernels
     constexpr bool launched = KNumbers::size == 0 && !(BY == BY_COLUMNS && M_TILES > 1);
 #else
     constexpr bool launched = true;

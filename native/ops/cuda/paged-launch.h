@@ -17,7 +17,7 @@ constexpr int SYSTEM_BYTES = 1024; // of shared memory, which the system takes f
 // of sums depends on it.
 template <class KNumbers, class VNumbers>
 inline int tile_tokens(const params & p, division by, int rows, int shared_bytes) {
-    const int parts = n_warps(by, rows) / ceil_div(rows, 16); // by columns, a warp has a group
+    const int parts = n_warps(by, rows) / ceil_div(rows, 16); // by columns, warps with the same rows have a group each
     const int most  = by == BY_TOKENS ? GROUP : by == BY_ROWS ? MAX_TILE_TOKENS : GROUP * parts;
     const int least = by == BY_ROWS ? 2 * GROUP : GROUP;
     for (const int limit : {(shared_bytes - SYSTEM_BYTES) / 2, shared_bytes}) {
@@ -42,18 +42,16 @@ bool launch_kernel(const params & p, row_range of, int shared_bytes, Launcher & 
     return true;
 }
 
-constexpr int OLD_SHARED_BYTES = 96 << 10; // the most of cards before 8.0, which have fewer kernels
-
 // Launch a kernel for sums or tokens that are too large for others. Latent attention of 64 heads or more has tiles of
-// 64 rows, which all sequences fill.
+// 64 rows, of which each sequence fills one or more.
 template <class KNumbers, class VNumbers, class Launcher>
 bool launch_wide(const params & p, row_range of, int shared_bytes, Launcher & launcher) {
     if constexpr (KNumbers::size != 0) {
         return false; // kernels for any size have it
     } else {
-        constexpr bool latent = std::is_same<KNumbers, VNumbers>::value && KNumbers::terms == 1;
-        if constexpr (latent) { // floats are too large
-            if (p.v_is_k && p.group >= 64 && shared_bytes > OLD_SHARED_BYTES &&
+        constexpr bool one_term = std::is_same<KNumbers, VNumbers>::value && KNumbers::terms == 1;
+        if constexpr (one_term) { // floats are too large
+            if (p.v_is_k && p.group >= 64 && launcher.has_all_kernels() &&
                 launch_kernel<BY_COLUMNS, 4, 4, KNumbers, VNumbers>(p, of, shared_bytes, launcher)) {
                 return true;
             }
@@ -299,6 +297,7 @@ struct no_launcher {
     template <division, int, int, class, class> void attend(const params &, row_range, int, int) {}
     void                                             merge(const params &) {}
     int                                              multiprocessors() const { return 1; }
+    bool                                             has_all_kernels() const { return true; }
 
     template <class Which> bool attend_with(const params & p, int shared_bytes) {
         return launch_which<Which>(p, shared_bytes, *this);

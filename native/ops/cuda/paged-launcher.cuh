@@ -66,6 +66,23 @@ template <auto * kernel> cudaError_t residence_of(int device, int threads, int b
     return it.blocks ? cudaSuccess : cudaErrorLaunchOutOfResources;
 }
 
+// Return whether a device runs machine code for 8.0 or newer. In older code some kernels are empty: without
+// asynchronous copies or much shared memory they would not be faster, or not fit.
+inline bool has_all_kernels(int device) {
+    static std::mutex           guard;
+    static int                  versions[MAX_DEVICES];
+    std::lock_guard<std::mutex> lock(guard);
+    if (device < 0 || device >= MAX_DEVICES) {
+        return false;
+    }
+    if (versions[device] == 0) {
+        cudaFuncAttributes attributes = {};
+        const cudaError_t  status     = cudaFuncGetAttributes(&attributes, merge_kernel);
+        versions[device]              = status == cudaSuccess ? attributes.ptxVersion : -1;
+    }
+    return versions[device] >= 80;
+}
+
 struct cuda_launcher {
     int          device;
     int          n_multiprocessors;
@@ -98,6 +115,7 @@ struct cuda_launcher {
         run<attend_kernel<BY, M_TILES, V_TILES, KNumbers, VNumbers>>(INT32_MAX, threads, bytes, p, of, tokens);
     }
     int  multiprocessors() const { return n_multiprocessors; }
+    bool has_all_kernels() const { return paged::has_all_kernels(device); }
     void merge(const params & p) { // a warp for each piece of an output row
         const int pieces = p.n_tokens * p.n_head * merged_pieces(p);
         run<merge_kernel>(ceil_div(pieces, MERGE_THREADS / 32), MERGE_THREADS, 0, p);

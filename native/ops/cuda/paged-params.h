@@ -82,7 +82,7 @@ struct params {
     float slope_step,
         slope_step_rest; // ALiBi: base-2 logarithms of the slopes of the first `n_slopes` heads and of the others
     int n_slopes;        // 0: no bias
-    int fast;            // products of many rows may use one 16-bit term
+    int fast;            // products of many packed rows may use one 16-bit term
     int single;          // no sequence has more than one query
     int prefixes;        // many sequences share blocks with the one before
 };

@@ -42,9 +42,6 @@ struct row_range {
     int min, max;
 };
 
-constexpr int VERY_FEW_ROWS = 8;
-constexpr int FEW_ROWS      = 16;
-
 // Return whether sharing saves a wave of thread blocks. An item takes about as long for several sequences as for one.
 GPU_FN bool sharing_pays(int items, int saved, int n_blocks) {
     return ceil_div(items - saved, n_blocks) < ceil_div(items, n_blocks);
@@ -86,7 +83,7 @@ template <int TILE_ROWS> struct attend_plan {
     }
 
     // Return the leading splits of a row that are computed with the row before. Rows of the table are grouped by as
-    // many as fit into a tile.
+    // many as fit into a tile, as in the plan's sums.
     GPU_FN int skipped(int row) const {
         const int32_t * entry = row_at(p, row);
         const int       fit   = entry[ROW_COMMON] ? TILE_ROWS / (entry[ROW_NQ] * p.group) : 0;

@@ -10,7 +10,7 @@
 
 namespace paged {
 
-constexpr int N_WARPS  = 4; // of a thread block, but for large tiles
+constexpr int N_WARPS  = 4; // of a thread block, but for the large tiles of n_warps()
 constexpr int N_STAGES = 2;
 
 constexpr int GROUP           = 16; // tokens
@@ -82,7 +82,8 @@ GPU_BOTH layout layout_of(const params & p, division by, int rows, int tokens) {
     if (by == BY_COLUMNS) {
         l.maxima += (terms < VNumbers::weight_terms ? terms : VNumbers::weight_terms) * rows * weight_stride(tokens);
     }
-    l.positions   = l.maxima + (by == BY_ROWS ? 0 : 2 * rows * n_warps(by, rows) * (int) sizeof(float));
+    l.positions =
+        l.maxima + (by == BY_ROWS ? 0 : (by == BY_TOKENS ? 2 : 1) * rows * n_warps(by, rows) * (int) sizeof(float));
     l.output_rows = l.positions + rows * (int) sizeof(int);
     l.items       = l.output_rows + rows * (int) sizeof(int);
     l.total       = l.items + MAX_PLANNED * (int) sizeof(work_item);

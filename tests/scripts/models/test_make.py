@@ -94,9 +94,10 @@ def test_every_architecture_loads(arch: str, tmp_path: Path) -> None:
     with native.Model(str(path)) as model:
         assert (model.info.arch, model.info.n_layer) == (arch, 3)
         assert (model.info.n_head, model.info.n_embd) == (shape.heads, shape.embd)
-        cached = {"lfm2": [1], "granitehybrid": [1], "qwen35": [1], "mamba2": []}.get(arch, [0, 1, 2])
+        recurrent = {"lfm2": [1], "granitehybrid": [1], "qwen35": [1], "mamba2": []}
+        cached = {**recurrent, "deci": [0]}.get(arch, [0, 1, 2])
         assert [layer.layer for layer in model.layers] == cached
-        assert (model.info.state_bytes > 0) == model.info.has_recurrent == (len(cached) < 3)
+        assert (model.info.state_bytes > 0) == model.info.has_recurrent == (arch in recurrent)
 
 
 def test_mla_has_the_widths_of_deepseek(tmp_path: Path) -> None:
