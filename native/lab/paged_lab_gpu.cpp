@@ -11,29 +11,21 @@
 
 namespace {
 
-struct memory_range {
-    const void * at;
-    int64_t      bytes;
-};
-
 struct host_launcher {
-    int                       n_blocks;
-    std::vector<memory_range> inputs; // results of the kernels before
-    memory_range              partial;
+    int                            n_blocks;
+    std::vector<gpu::memory_range> inputs; // results of the kernels before
+    gpu::memory_range              partial;
 
     template <paged::division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const paged::params & p, paged::row_range of, int tokens, int bytes) {
         std::vector<char> memory(bytes + 16);
         char *            aligned = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
-        for (const memory_range & each : inputs) {
-            gpu::hide(const_cast<void *>(each.at), (size_t) each.bytes);
-        }
         gpu::launch(n_blocks, paged::kernel_threads<BY, M_TILES, V_TILES, KNumbers, VNumbers>, aligned, (size_t) bytes,
+                    inputs,
                     [&] { paged::attend_block<BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
     void merge(const paged::params & p) {
-        gpu::hide(const_cast<void *>(partial.at), (size_t) partial.bytes);
-        gpu::launch(n_blocks, paged::MERGE_THREADS, nullptr, 0, [&] { paged::merge_block(p); });
+        gpu::launch(n_blocks, paged::MERGE_THREADS, nullptr, 0, {partial}, [&] { paged::merge_block(p); });
     }
     int  multiprocessors() const { return n_blocks; }
     bool has_all_kernels() const { return true; }
@@ -107,18 +99,16 @@ std::vector<int32_t> planned_table(const lab_paged * op) {
 constexpr int64_t MOST_HIDDEN = 1 << 20; // bytes of K or V: copies of large ones would take longer than kernels
 
 // Return the memory of queries, K and V.
-std::vector<memory_range> inputs_of(const lab_paged * op, const paged::params & p) {
-    const int64_t last = op->n_slots - 1, last_head = p.n_head_kv - 1;
-    const auto    bytes_of = [&](const paged::pages & x) {
-        return last * x.slot_stride + last_head * x.head_stride + x.row_bytes;
+std::vector<gpu::memory_range> inputs_of(const lab_paged * op, const paged::params & p) {
+    const auto bytes_of = [&](const paged::pages & x) {
+        return (op->n_slots - 1) * x.slot_stride + (p.n_head_kv - 1) * x.head_stride + x.row_bytes;
     };
-    std::vector<memory_range> found = {{p.q, (p.n_tokens - 1) * p.q_token_stride + (p.n_head - 1) * p.q_head_stride +
-                                                 p.d_k * (int64_t) sizeof(float)}};
-    if (bytes_of(p.k) <= MOST_HIDDEN) {
-        found.push_back({p.k.data, bytes_of(p.k)});
-    }
-    if (bytes_of(p.v) <= MOST_HIDDEN && !p.v_is_k) {
-        found.push_back({p.v.data, bytes_of(p.v)});
+    const int64_t q_bytes = (p.n_tokens - 1) * p.q_token_stride + (p.n_head - 1) * p.q_head_stride + p.d_k * 4;
+    std::vector<gpu::memory_range> found = {{const_cast<char *>(p.q), q_bytes}};
+    for (const paged::pages * x : {&p.k, &p.v}) {
+        if (bytes_of(*x) <= MOST_HIDDEN && !(p.v_is_k && x == &p.v)) {
+            found.push_back({const_cast<char *>(x->data), bytes_of(*x)});
+        }
     }
     return found;
 }

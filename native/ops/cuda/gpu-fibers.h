@@ -227,48 +227,64 @@ __attribute__((noinline)) inline void run_block(block_state & state) {
     }
 }
 
+// ---- results of the kernels before ----
+
+struct memory_range {
+    void *  at;
+    int64_t bytes;
+};
+
+struct hidden_memory {
+    void *            at;
+    std::vector<char> results;
+};
+inline thread_local std::vector<hidden_memory> hidden;
+
+// Hide what the kernels before have written until a thread waits for them: it is NaN in every type.
+inline void hide(const memory_range & range) {
+    const char * from = (const char *) range.at;
+    hidden.push_back({range.at, std::vector<char>(from, from + range.bytes)});
+    memset(range.at, 0xff, (size_t) range.bytes);
+}
+inline void reveal() {
+    for (; !hidden.empty(); hidden.pop_back()) { // the last first: ranges may overlap
+        memcpy(hidden.back().at, hidden.back().results.data(), hidden.back().results.size());
+    }
+}
+inline void wait_for_last_kernel() {
+    here->waited = true;
+    reveal();
+}
+
+// ---- launches ----
+
+constexpr int BLOCKS_THAT_WAIT = 8; // blocks of a launch for which results are hidden: copies take time
+
 // Run `body` as n_blocks blocks of n_threads threads, one block after the other. Shared memory starts as NaN in every
-// type.
+// type. `results`: memory that the kernels before have written, which a block must not read before it waits.
 inline void launch(int n_blocks, int n_threads, void * shared, size_t shared_bytes,
-                   const std::function<void()> & body) {
+                   const std::vector<memory_range> & results, const std::function<void()> & body) {
     if (fibers_of_thread.size() != (size_t) n_threads) {
         make_fibers(fibers_of_thread, n_threads);
     }
     std::minstd_rand chance((unsigned) (order > 0 ? order : 1));
+    int              n_run = 0;
     for (int index : in_order(n_blocks, chance)) {
         if (shared_bytes > 0) {
             memset(shared, 0xff, shared_bytes);
+        }
+        for (const memory_range & range : results) {
+            if (n_run < BLOCKS_THAT_WAIT) {
+                hide(range);
+            }
         }
         block_state state(index, n_blocks, fibers_of_thread, body);
         run_block(state);
         if (!state.waited) {
             throw std::logic_error("a thread block does not wait for the kernel before it");
         }
+        ++n_run;
     }
-}
-
-// ---- results of the kernel before ----
-
-struct late_memory {
-    void *            at;
-    std::vector<char> results;
-};
-inline thread_local std::vector<late_memory> late;
-
-// Hide memory that the kernel before has written until a thread waits for that kernel: it has NaN in every type.
-inline void hide(void * memory, size_t bytes) {
-    const char * from = (const char *) memory;
-    late.push_back({memory, std::vector<char>(from, from + bytes)});
-    memset(memory, 0xff, bytes);
-}
-inline void reveal() {
-    for (; !late.empty(); late.pop_back()) { // the last first: ranges may overlap
-        memcpy(late.back().at, late.back().results.data(), late.back().results.size());
-    }
-}
-inline void wait_for_last_kernel() {
-    here->waited = true;
-    reveal();
 }
 
 } // namespace gpu
