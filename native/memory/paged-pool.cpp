@@ -74,10 +74,10 @@ static int32_t shares_of(const device_pool & pool, const access::layer & l) {
     return (int32_t) n;
 }
 
-// Add the next layer of a cache to its part. A layer without KV heads computes no attention and needs none.
+// Add the next layer of a cache to its part. A layer without heads computes no attention and needs none.
 static void add_to_part(llama_paged_cache & cache, uint32_t il, int32_t group, int32_t share) {
     const llama_hparams & hparams = access::hparams(*cache.cache);
-    if (hparams.n_head_kv(il) == 0) {
+    if (hparams.n_gqa(il) == 0) {
         cache.part_of.push_back(0);
         return;
     }
