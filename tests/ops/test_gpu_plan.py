@@ -168,7 +168,7 @@ def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int,
 
 
 def test_two_blocks_of_common_heads_fit_a_multiprocessor() -> None:
-    """On 9.0 and 8.0, tiles leave room for a second block if a smaller tile suffices for that."""
+    """On 9.0 and 8.0; but tiles of heads of 128 in prefill are larger on 8.0."""
     for kv_type in ("f16", "q8_0", "q4_0"):
         for d in (64, 128):
             call = shapes_of(Case(Heads(d, d, 32, 8, kv_type, kv_type), sequences=((40, 90), (1, 300))))
@@ -177,7 +177,7 @@ def test_two_blocks_of_common_heads_fit_a_multiprocessor() -> None:
                 for launch, division in zip(plan_of(call, room).launches, divisions, strict=True):
                     assert launch.division == division
                     fits = 2 * (launch.shared_bytes + KIB) <= room + KIB
-                    assert fits or (room == 163 * KIB and d == 128)
+                    assert fits or (room == 163 * KIB and d == 128 and division == BY_ROWS)
 
 
 @pytest.mark.parametrize("kilobytes", [99, 163, 227])

@@ -19,9 +19,7 @@ struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbe
     using tile::p;
     using tile::s;
 
-    // Operands of all steps of the product with keys stay in registers, unless a third or fourth thread block that has
-    // room on the multiprocessor needs these.
-    static constexpr bool HELD  = KNumbers::size != 0 && KNumbers::size <= 128 && KNumbers::type != PAGE_Q4_0;
+    static constexpr bool HELD  = holds_queries<KNumbers>();
     static constexpr bool CODES = is_direct(KNumbers::type);
     static constexpr int  PAIRS = HELD ? KNumbers::size / (CODES ? CODED_NUMBERS : UNIT) : 1;
     static constexpr bool WORDS = KNumbers::size != 0; // rows begin at words
@@ -79,6 +77,9 @@ struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbe
         tile::load_queries();
         gpu::sync_block();
         hold_queries();
+        if (HELD) {
+            gpu::sync_block(); // before a warp's sums overwrite the queries
+        }
         while (true) {
             const typename tile::bounds all = tile::bounds_of_rows(0, ROWS);
             state.reset();
@@ -338,12 +339,11 @@ struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbe
 
     // ---- the warps' sums ----
 
-    // In shared memory: the sums, references and totals of four rows and each warp. A warp's sums lie where its
-    // converted numbers were.
+    // In shared memory: the sums, references and totals of four rows and each warp.
     static constexpr int JOINED = N_WARPS; // rows that are joined at a time, one by each warp
 
     GPU_FN float * sums(int warp, int row) const {
-        return (float *) (memory + at.k + warp * at.converted_bytes) + row * sum_stride(p.d_v);
+        return (float *) (memory + at.sums + warp * at.sum_bytes) + row * sum_stride(p.d_v);
     }
     GPU_FN float * references(int row) const { return (float *) (memory + at.maxima) + row * 2 * N_WARPS; }
     GPU_FN float * totals(int row) const { return references(row) + N_WARPS; }

@@ -46,11 +46,18 @@ template <class KNumbers> GPU_BOTH int query_terms(const params & p, division by
     return is_fast(p, rows) || is_direct<KNumbers>(by, p.k) ? 1 : MAX_TERMS;
 }
 
+// Return whether the operands of queries stay in registers in decode, unless a third or fourth thread block that has
+// room on the multiprocessor needs these.
+template <class KNumbers> GPU_BOTH constexpr bool holds_queries() {
+    return KNumbers::size != 0 && KNumbers::size <= 128 && KNumbers::type != PAGE_Q4_0;
+}
+
 // Offsets in shared memory, in bytes. Each owner, a warp or the thread block, has stages and converted rows, after the
 // owner before it.
 struct layout {
     int tokens; // of an owner's tile
-    int q, stages, stage_bytes, v_raw, k, v, converted_bytes, weights, maxima, positions, output_rows, items, total;
+    int q, stages, stage_bytes, v_raw, k, v, converted_bytes, sums, sum_bytes, weights, maxima, positions, output_rows,
+        items, total;
 };
 
 GPU_BOTH int weight_stride(int tokens) { return 2 * tokens + PAD; }
@@ -67,16 +74,23 @@ GPU_BOTH layout layout_of(const params & p, division by, int rows, int tokens) {
     const int  k_bytes = k_ready || k_direct ? 0 : KNumbers::terms * tokens * number_stride(p.d_k);
     const int  v_bytes = v_ready || v_direct ? 0 : VNumbers::terms * tokens * number_stride(p.d_v);
     layout     l;
-    l.tokens          = tokens;
-    l.q               = 0;
-    l.stages          = l.q + terms * rows * number_stride(p.d_k);
+    l.tokens        = tokens;
+    l.q             = 0;
+    l.stages        = l.q + terms * rows * number_stride(p.d_k);
+    l.sums          = l.q;                                               // of all warps, in the place of the queries
+    l.sum_bytes     = N_WARPS * sum_stride(p.d_v) * (int) sizeof(float); // of four rows, when a warp's sums are joined
+    const bool held = by == BY_TOKENS && holds_queries<KNumbers>();
+    if (held) {
+        l.stages = larger(l.stages, l.sums + owners * l.sum_bytes);
+    }
     l.v_raw           = tokens * p.k.raw_stride;
     l.stage_bytes     = l.v_raw + (p.v_is_k ? 0 : tokens * p.v.raw_stride);
     l.k               = l.stages + owners * N_STAGES * l.stage_bytes;
     l.v               = by == BY_TOKENS ? l.k : l.k + k_bytes; // a warp converts V when it needs K no more
-    l.converted_bytes = k_bytes + v_bytes;
-    if (by == BY_TOKENS) { // the sums of four rows too, when the warps join them
-        l.converted_bytes = larger(larger(k_bytes, v_bytes), N_WARPS * sum_stride(p.d_v) * (int) sizeof(float));
+    l.converted_bytes = by == BY_TOKENS ? larger(k_bytes, v_bytes) : k_bytes + v_bytes;
+    if (by == BY_TOKENS && !held) { // or where a warp's converted numbers were
+        l.converted_bytes = l.sum_bytes = larger(l.converted_bytes, l.sum_bytes);
+        l.sums                          = l.k;
     }
     l.weights = l.maxima = l.k + owners * l.converted_bytes;
     if (by == BY_COLUMNS) {

@@ -182,16 +182,6 @@ class TestProgram:
         assert run(monkeypatch, "--nvcc", nvcc, "--capability", "9.0") == 1
         assert f"for 9.0: {stack} bytes of stack, {stores + loads} of spills" in capsys.readouterr().err
 
-    def test_accepted_spills(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        nvcc = compiler(tmp_path, entry(MERGE, 8, 4, 4))
-        monkeypatch.setattr(cuda_report, "ACCEPTED", {("merge", "9.0"): 8})
-        assert run(monkeypatch, "--nvcc", nvcc, "--capability", "9.0") == 0
-        assert "8 spilled" in capsys.readouterr().out
-        monkeypatch.setattr(cuda_report, "ACCEPTED", {("merge", "9.0"): 7})
-        assert run(monkeypatch, "--nvcc", nvcc, "--capability", "9.0") == 1
-
     def test_a_report_without_kernels(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ScriptError, match="reported on no kernel"):
             run(monkeypatch, "--nvcc", compiler(tmp_path, ""))
