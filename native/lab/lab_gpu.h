@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// One launch of a kernel, for sequences with min_rows to max_rows packed rows. All numbers of the merge are 0.
+// One launch of a kernel of attention, for sequences with min_rows to max_rows packed rows.
 struct lab_gpu_launch {
     int32_t min_rows, max_rows;
     int32_t division;           // of a tile among warps: paged::division
@@ -35,7 +35,7 @@ LAB_API const char * lab_paged_attn_emulated(const struct lab_paged * op);
 // Return why no kernel supports this call, or null. Only shapes and addresses of the tensors are used.
 LAB_API const char * lab_gpu_refusal(const struct lab_paged * op, int32_t shared_bytes);
 
-// Write the launches of a call, at most four. Return their number.
+// Write the launches of a call but the merge, at most three. Return their number.
 LAB_API int32_t lab_gpu_launches(const struct lab_paged * op, int32_t shared_bytes, struct lab_gpu_launch * to);
 
 // Return the bound of the workspace's rows, which follows from shapes.

@@ -25,7 +25,7 @@ struct host_launcher {
                     [&] { paged::attend_block<BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
     void merge(const paged::params & p) {
-        gpu::launch(n_blocks, paged::MERGE_THREADS, nullptr, 0, {partial}, [&] { paged::merge_block(p); });
+        gpu::launch(n_blocks, 32 * paged::MERGE_WARPS, nullptr, 0, {partial}, [&] { paged::merge_block(p); });
     }
     int  multiprocessors() const { return n_blocks; }
     bool has_all_kernels() const { return true; }
@@ -46,7 +46,7 @@ struct listing_launcher {
         to[n++] = {of.min, of.max, BY, rows, 16 * V_TILES * (BY == paged::BY_COLUMNS ? paged::n_warps(BY, rows) : 1),
                    tokens, bytes};
     }
-    void merge(const paged::params &) { to[n++] = {}; }
+    void merge(const paged::params &) {}
     int  multiprocessors() const { return 1; }
     bool has_all_kernels() const { return true; }
 

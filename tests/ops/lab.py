@@ -400,10 +400,10 @@ class GpuPlan:
         library = _gpu_library()
         why = library.lab_gpu_refusal(self._op, shared_bytes)
         self.refusal = "" if why == _ffi.NULL else _ffi.string(why).decode()
-        found = _ffi.new("struct lab_gpu_launch[4]")
+        found = _ffi.new("struct lab_gpu_launch[3]")
         n = 0 if self.refusal else library.lab_gpu_launches(self._op, shared_bytes, found)
         launches = [GpuLaunch(*(getattr(one, name) for name in GpuLaunch.__annotations__)) for one in found]
-        self.launches = [launch for launch in launches[:n] if launch.tile_rows]
+        self.launches = launches[:n]
         self.max_partials = int(library.lab_gpu_max_partials(self._op))
 
     def items(self, launch: GpuLaunch, blocks: int = 4) -> list[GpuItem]:

@@ -258,7 +258,7 @@ inline void wait_for_last_kernel() {
 
 // ---- launches ----
 
-constexpr int BLOCKS_THAT_WAIT = 8; // blocks of a launch for which results are hidden: copies take time
+constexpr int HIDING_BLOCKS = 8; // first blocks of a launch, for which results are hidden: copies take time
 
 // Run `body` as n_blocks blocks of n_threads threads, one block after the other. Shared memory starts as NaN in every
 // type. `results`: memory that the kernels before have written, which a block must not read before it waits.
@@ -273,17 +273,14 @@ inline void launch(int n_blocks, int n_threads, void * shared, size_t shared_byt
         if (shared_bytes > 0) {
             memset(shared, 0xff, shared_bytes);
         }
-        for (const memory_range & range : results) {
-            if (n_run < BLOCKS_THAT_WAIT) {
-                hide(range);
-            }
+        if (n_run++ < HIDING_BLOCKS) {
+            std::for_each(results.begin(), results.end(), hide);
         }
         block_state state(index, n_blocks, fibers_of_thread, body);
         run_block(state);
         if (!state.waited) {
             throw std::logic_error("a thread block does not wait for the kernel before it");
         }
-        ++n_run;
     }
 }
 

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kernel_threads<(division) BY, M_TILES, V_TILES
     }
 }
 
-static __global__ void __launch_bounds__(MERGE_THREADS, 4) merge_kernel(const __grid_constant__ params p) {
+static __global__ void __launch_bounds__(32 * MERGE_WARPS, 4) merge_kernel(const __grid_constant__ params p) {
     merge_block(p);
 }
 

@@ -203,7 +203,7 @@ template <class Which, class Launcher> bool launch_which(const params & p, int s
 // Launch the kernels for the sequences of `p.table`. Return false if a tile of these heads does not fit into
 // `shared_bytes`, the limit of a thread block.
 template <class Launcher> bool launch_part(const params & p, int shared_bytes, Launcher & launcher) {
-    if (is_known(p) && launcher.template attend_with<known_types>(p, shared_bytes)) {
+    if (is_known(p) && launcher.has_all_kernels() && launcher.template attend_with<known_types>(p, shared_bytes)) {
         return true;
     }
     switch (p.k.type) {

@@ -118,7 +118,7 @@ struct cuda_launcher {
     bool has_all_kernels() const { return paged::has_all_kernels(device); }
     void merge(const params & p) { // a warp for each piece of an output row
         const int pieces = p.n_tokens * p.n_head * merged_pieces(p);
-        run<merge_kernel>(ceil_div(pieces, MERGE_THREADS / 32), MERGE_THREADS, 0, p);
+        run<merge_kernel>(ceil_div(pieces, MERGE_WARPS), 32 * MERGE_WARPS, 0, p);
     }
 
     template <class Which> bool attend_with(const params & p, int shared_bytes); // in paged-kernels-*.cu

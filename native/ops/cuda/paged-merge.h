@@ -5,7 +5,7 @@
 
 namespace paged {
 
-constexpr int MERGE_THREADS  = 128;
+constexpr int MERGE_WARPS    = 4;
 constexpr int MERGED_COLUMNS = 32; // of a row, by one warp: eight lanes have the columns of a split, four of each
 
 GPU_BOTH int merged_pieces(const params & p) { return ceil_div(p.d_v, MERGED_COLUMNS); }
@@ -60,12 +60,12 @@ GPU_FN void merge_piece(const params & p, const float * partial, int n, int head
     }
 }
 
-// Return the first row of the table, from `row` on, whose sum is larger than a number; a row after the table if none
-// is. For all lanes of a warp.
-GPU_FN int find_row(const params & p, int row, row_field sum, int number) {
+// Return the row of the table, from `row` on, that has a query row with KV splits, counted from 0; a row after the
+// table if there is none. For all lanes of a warp.
+GPU_FN int row_of_merged(const params & p, int row, int query) {
     for (; row < p.n_rows; row += 32) {
         const int  own   = row + gpu::lane();
-        const bool later = own < p.n_rows && row_at(p, own)[sum] > number;
+        const bool later = own < p.n_rows && row_at(p, own)[ROW_MERGED] > query;
         if (gpu::any(later)) {
             return row + gpu::first_lane(later);
         }
@@ -78,8 +78,8 @@ GPU_FN void clear_uncovered(const params & p) {
     if (sum_before(p, p.n_rows, ROW_QUERIES) == p.n_tokens) {
         return;
     }
-    constexpr int WARPS = MERGE_THREADS / 32;
-    for (int token = gpu::block() * WARPS + gpu::warp(); token < p.n_tokens; token += gpu::n_blocks() * WARPS) {
+    for (int token = gpu::block() * MERGE_WARPS + gpu::warp(); token < p.n_tokens;
+         token += gpu::n_blocks() * MERGE_WARPS) {
         bool found = false;
         for (int row = gpu::lane(); row < p.n_rows; row += 32) {
             const sequence s = sequence_of(p, row);
@@ -98,15 +98,14 @@ GPU_FN void merge_block(const params & p) {
     if (p.first_row == 0) { // before the wait: these rows have no other writer, and nothing reads them any more
         clear_uncovered(p);
     }
-    constexpr int WARPS  = MERGE_THREADS / 32;
-    const int     pieces = merged_pieces(p), pieces_of_query = p.n_head * pieces;
-    const int     before = sum_before(p, p.first_row, ROW_MERGED), end = sum_before(p, p.end_row, ROW_MERGED);
-    int           row    = p.first_row;
-    bool          waited = false;
-    for (int number = gpu::block() * WARPS + gpu::warp(); number < (end - before) * pieces_of_query;
-         number += gpu::n_blocks() * WARPS) {
+    const int pieces = merged_pieces(p), pieces_of_query = p.n_head * pieces;
+    const int before = sum_before(p, p.first_row, ROW_MERGED), end = sum_before(p, p.end_row, ROW_MERGED);
+    int       row    = p.first_row;
+    bool      waited = false;
+    for (int number = gpu::block() * MERGE_WARPS + gpu::warp(); number < (end - before) * pieces_of_query;
+         number += gpu::n_blocks() * MERGE_WARPS) {
         const int query  = before + number / pieces_of_query;
-        row              = find_row(p, row, ROW_MERGED, query);
+        row              = row_of_merged(p, row, query);
         const int j      = query - sum_before(p, row, ROW_MERGED);
         const int n      = n_splits(row_at(p, row));
         const int i      = j * p.n_head + number % pieces_of_query / pieces;
